@@ -58,7 +58,7 @@ screenshot: $(VENV)/.test  ## The picture of the report in the documentation, fr
 	$(BIN)/python docs/screenshot.py "$$(ls -td rlprof-demo/screenshot/*-logs | head -n 1)"
 
 bench: $(VENV)/.test  ## The measured comparisons of tests/bench, both sides in one run
-	@for part in tests/bench/*/run.py; do echo "== $$part"; $(BIN)/python "$$part" || exit 1; done
+	$(BIN)/python -m tests.bench all
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); env/setup_test_machine.sh python && $(PYTHON) -m venv $(VENV); }

@@ -1,5 +1,7 @@
 """Writes the pages that are made from the code: docs/api.md, backends.md, cli.md, knobs.md, schemas.md, the
-table of windows in request.md, and the JSON Schema of report.json. `make docs` runs it, tests compare.
+tables of windows in request.md, of what is seen and of releases in unmodified.md, and the JSON Schema of
+report.json.
+`make docs` runs it, tests compare.
 
 python docs/generate.py [folder]
 """
@@ -17,6 +19,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 from api_page import api_page
+from seen_table import seen_table
 
 from rlprof_ops import analyze, backends
 from rlprof_ops.analyze.report_model import json_schema
@@ -39,19 +42,48 @@ def pages() -> dict[str, str]:
         "knobs.md": reference(),
         "request.md": request_page(),
         "schemas.md": schema_page(),
+        "unmodified.md": unmodified_page(),
     }
 
 
 def request_page() -> str:
     """docs/request.md with the table of windows as it is now."""
-    text = (Path(__file__).parent / "request.md").read_text(encoding="utf-8")
-    before, begin, rest = text.partition(_TABLE_BEGINS)
-    _, end, after = rest.partition(_TABLE_ENDS)
-    return "".join([before, begin, "\n", window_table(), end, after])
+    return _with_table("request.md", _WINDOWS, window_table())
 
 
-_TABLE_BEGINS = "<!-- windows: made by docs/generate.py from rlprof_ops.backends.window_support -->"
-_TABLE_ENDS = "<!-- end of windows -->"
+def unmodified_page() -> str:
+    """docs/unmodified.md with what adapters see, and the table of releases as the record has it."""
+    text = _with_table("unmodified.md", _SEEN, seen_table())
+    return _with_table("unmodified.md", _RELEASES, release_table(), text)
+
+
+def _with_table(page: str, begins: str, table: str, text: str = "") -> str:
+    text = text or (Path(__file__).parent / page).read_text(encoding="utf-8")
+    before, begin, rest = text.partition(begins)
+    _, end, after = rest.partition("<!-- end of table -->")
+    return "".join([before, begin, "\n", table, end, after])
+
+
+_WINDOWS = "<!-- windows: made by docs/generate.py from rlprof_ops.backends.window_support -->"
+_SEEN = "<!-- seen: made by docs/generate.py from the adapters and tests/trainers/seen.json -->"
+_RELEASES = "<!-- releases: made by docs/generate.py from tests/trainers/releases.json -->"
+
+
+def release_table() -> str:
+    """Distribution x releases that were looked at x what an adapter follows and a release has not."""
+    record = Path(__file__).parents[1] / "tests" / "trainers" / "releases.json"
+    lines = ["", "| package | releases | what is not there to follow |", "|---|---|---|"]
+    for name, releases in json.loads(record.read_text(encoding="utf-8")).items():
+        lacking: dict[str, list[str]] = {}
+        for version, answer in releases.items():
+            for module, why in answer.items():
+                if why:
+                    what = f"`{module}`" if why.startswith("there is no") else f"`{module}`: {why}"
+                    lacking.setdefault(what, []).append(version)
+        notes = "; ".join(f"{what} until {versions[-1]}" for what, versions in lacking.items())
+        first, *_, last = [next(iter(releases)), *releases]
+        lines.append(f"| {name} | {len(releases)}, {first} to {last} | {notes or '–'} |")
+    return "\n".join([*lines, ""]) + "\n"
 
 
 def window_table() -> str:

@@ -96,3 +96,24 @@ def nvtx_sum(report: Path, folder: Path) -> dict[str, int]:
     said = _nsys(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
     rows = csv.DictReader(io.StringIO(said.strip()))
     return {row["Range"].removeprefix("rlprof:"): int(row["Instances"]) for row in rows}
+
+
+def session_start_ns(report: Path, folder: Path) -> int:
+    """When nsys began to collect a report, Unix ns, as the report itself says. The export is kept below
+    `folder`.
+    """
+    target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
+    argv = [
+        "nsys",
+        "export",
+        "--force-overwrite=true",
+        "--type",
+        "sqlite",
+        "--output",
+        str(target),
+        str(report),
+    ]
+    subprocess.run(argv, check=True, capture_output=True, timeout=180)
+    with closing(sqlite3.connect(target)) as export:
+        [(began_ns,)] = export.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchall()
+    return int(began_ns)

@@ -34,27 +34,27 @@ MOST_FILES = 14
 # Statements (nodes of the syntax tree, so that breaking or joining lines changes nothing) that a room holds
 # at most. The comment says what today's features fit in.
 BUDGET = {
-    "(root)": 296,  # and the one line of a doctor's answer, an installed version
-    "host": 1159,  # host, job and slurm: 1,600; a log's line in a reason, storage that does not answer
-    "job": 782,  # and what of run.json is written before a supervisor, or without one
+    "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
+    "host": 1162,  # host, job and slurm: 1,600; a log's line in a reason, storage without answer, Ray's task
+    "job": 784,  # and what of run.json is written before a supervisor, or without one; where attach.env is
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1611,  # 1,100; what a GPU refuses, windows inside a step, steps by lines of output
-    "backends": 2713,  # 1,300; and which of them records CUDA, what a doctor finds of each
-    "window": 807,  # 700; and windows inside a step
-    "trainers": 3291,  # 2,300; who leads, verl asynchronous, RLinf's block, vLLM's requests, AReaL, ROLL
-    "runtime": 3204,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
-    "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3574,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3728,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
-    "recorder": 2182,  # 1,500; who tells the steps, what stands, the end of a job that hangs
-    "submit": 474,  # submit, operate and commands: 2,600
-    "operate": 1665,  # since then the rank that failed first, tables for a notebook, who is heard
-    "commands": 1268,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 11568,  # 7,600; traces without phases, diff, requests (samples, tracks, replay), links, pauses
+    "request": 1614,  # 1,100; what a GPU refuses, windows inside a step, steps by output, servers' parts
+    "backends": 2874,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
+    "window": 939,  # 700; and windows inside a step, and why one could not be: what the profiler still did
+    "trainers": 3684,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
+    "runtime": 3256,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
+    "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
+    "collect": 3546,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
+    "supervisor": 3657,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
+    "recorder": 2217,  # 1,500; who tells the steps, what stands and ends it, engines without figures
+    "submit": 469,  # submit, operate and commands: 2,600
+    "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
+    "commands": 1269,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "analyze": 12204,  # 7,600; no phases, diff, requests (samples, replay, age), pauses, hangs, inner workers
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
-    "demo": 623,  # the run folder is named by job.attempt
+    "demo": 625,  # the run folder is named by job.attempt
 }
 
 # What every folder of a trainer or backend has: there a file's name is its part in the plugin.

@@ -12,6 +12,7 @@ _TIMES = (
     ("ms", 1e6, 1e6),
     ("µs", 1e3, 1e3),
 )  # unit, ns in it, used from so many ns on
+_TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -40,6 +41,11 @@ def size(count: float) -> str:
             value = count / scale
             return f"{value:.{1 if abs(value) < 99.95 else 0}f} {unit}"
     return f"{count:.0f} B"
+
+
+def truth(text: str) -> bool | None:
+    """What a word for yes or no means, whatever the case of its letters; None for any other."""
+    return _TRUTH.get(text.strip().lower())
 
 
 def counted(count: int, noun: str) -> str:

@@ -30,13 +30,19 @@ from rlprof_ops.trainers.import_hooks import _OURS, adapt
 MODULES = _OURS | trainers.followed({})
 # What each adapter follows: a module's function, or a class and its methods.
 FOLLOWED = {
-    "transformers.trainer_callback": {"CallbackHandler": ("on_step_begin", "on_step_end")},
+    "transformers.trainer": {"Trainer": ("training_step", "get_batch_samples")},
+    "transformers.trainer_callback": {
+        "CallbackHandler": ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+    },
     "trl.extras.profiling": {"ProfilingContext": ("__enter__", "__exit__")},
-    "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("execute_model",)},
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("init_worker", "execute_model")},
+    "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": ("sample_tokens",)},
+    "vllm.v1.executor.ray_utils": {"": ("initialize_ray_cluster",)},
     "vllm.v1.engine.output_processor": {
         "OutputProcessor": ("add_request", "process_outputs", "abort_requests")
     },
     "uvicorn.server": {"Server": ("startup",)},
+    "nemo_rl.algorithms.async_utils.replay_buffer": {"ReplayBufferImpl": ("sample",)},
     "nemo_rl.utils.nsys": {"": ("wrap_with_nvtx_name", "maybe_gpu_profile_step")},
     "nemo_rl.utils.timer": {"Timer": ("start", "stop", "time")},
     "rlinf.scheduler.cluster.cluster": {"Cluster": ("modify_profile_context",)},
@@ -47,6 +53,8 @@ FOLLOWED = {
     "verl.utils.profiler.performance": {"": ("_timer",)},
     "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
     "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
+    "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("_compute_metrics",)},
+    "verl.experimental.fully_async_policy.detach_utils": {"": ("assemble_batch_from_rollout_samples",)},
     "openrlhf.trainer.ppo_trainer": {
         "BasePPOTrainer": ("__init__", "train_step", "ppo_train", "broadcast_to_vllm")
     },
@@ -56,6 +64,9 @@ FOLLOWED = {
     "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
     "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
     "skyrl.train.utils.utils": {"Timer": ("__enter__", "__exit__", "__aenter__", "__aexit__")},
+    "skyrl.train.fully_async_trainer": {
+        "FullyAsyncRayPPOTrainer": ("convert_generation_group_mini_batch_to_training_input",)
+    },
     "skyrl.backends.skyrl_train.workers.worker": {
         "PolicyWorkerBase": ("forward", "forward_backward", "optim_step"),
         "CriticWorkerBase": ("forward", "forward_backward", "optim_step"),
@@ -68,7 +79,11 @@ FOLLOWED = {
         "MegatronPolicyWorkerBase": ("forward", "forward_backward", "broadcast_to_inference_engines"),
         "MegatronRefWorkerBase": ("forward",),
     },
+    "accelerate.accelerator": {"Accelerator": ("accumulate", "backward", "prepare")},
+    "accelerate.data_loader": {"DataLoaderShard": ("__iter__",)},
+    "accelerate.optimizer": {"AcceleratedOptimizer": ("step",)},
     "areal.trainer.dpo_trainer": {"DPOTrainer": ("_save_perf_tracer",)},
+    "areal.trainer.ppo.actor": {"PPOActor": ("_ppo_update",)},
     "areal.trainer.rl_trainer": {"PPOTrainer": ("_save_perf_tracer", "_onload_rollout")},
     "areal.trainer.rw_trainer": {"RWTrainer": ("_save_perf_tracer",)},
     "areal.trainer.sft_trainer": {"SFTTrainer": ("_save_perf_tracer",)},
@@ -90,6 +105,20 @@ FOLLOWED = {
     "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
     "ray.actor": {"ActorClass": ("_remote",)},
     "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
+} | {
+    f"{root}.{module}": followed
+    for root in ("lightning.pytorch", "pytorch_lightning")
+    for module, followed in {
+        "core.module": {"LightningModule": ("manual_backward",)},
+        "core.optimizer": {"LightningOptimizer": ("step",)},
+        "loops.evaluation_loop": {"_EvaluationLoop": ("run",)},
+        "loops.optimization.automatic": {"_AutomaticOptimization": ("run",)},
+        "loops.optimization.manual": {"_ManualOptimization": ("run",)},
+        "loops.training_epoch_loop": {
+            "_TrainingEpochLoop": ("advance", "on_advance_end", "_on_before_fetch", "_on_after_fetch")
+        },
+        "trainer.call": {"": ("_call_strategy_hook",)},
+    }.items()
 }
 PACKAGES = {name for name in MODULES if "." not in name}  # followed for their rules alone
 

@@ -12,7 +12,7 @@ MS = 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel: its launch at `asked` with a correlation id, and when it ran."""
+    """One kernel: its launch at `asked`, a call of `took` ns with a correlation id, and when it ran."""
 
     name: str
     asked: int
@@ -20,6 +20,7 @@ class Work:
     end: int
     correlation: int
     device: int = 0
+    took: int = 2000
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def write_export(path: Path, *processes: Process, host: str = "n0", utc: int = U
             )
             c.execute(
                 "insert into CUPTI_ACTIVITY_KIND_RUNTIME values(?,?,?,?,0)",
-                (work.asked, work.asked + 2000, thread, work.correlation),
+                (work.asked, work.asked + work.took, thread, work.correlation),
             )
     c.executemany(
         "insert into StringIds values(?,?)",

@@ -12,7 +12,7 @@ from tests.analyze.shared import kernel, launch, mark, write_trace
 
 BASE_NS = 1_790_857_026_000_000_000
 GROUP = "PIPELINE_MODEL_PARALLEL_GROUP"
-SLOW_US = 600.0
+SLOW_US, MEETING_US = 600.0, 2.0
 KERNELS = {"compute": "gemm", "wait": "ncclDevKernel_SendRecv", "meet": "ncclDevKernel_AllReduce_Sum_f32"}
 Piece = tuple[str, float, float]  # "compute" or "wait", begin and end in µs
 
@@ -66,12 +66,13 @@ def write_pipeline(
     slow_rank: int | None = None,
 ) -> float:
     """Reports of `steps` steps of all ranks, rank = stage * data_parallel + copy; the length of a train phase
-    in µs. In the last `SLOW_US` of it the slow rank computes and the others wait in a collective.
+    in µs. In the last `SLOW_US` of it the slow rank computes, and the others wait for it in a collective.
     """
     stages = len(computes_us)
     schedule = one_forward_one_backward(computes_us, microbatches)
     flushed = max(pieces[-1][2] for pieces in schedule)
-    whole = flushed + (0 if slow_rank is None else SLOW_US)
+    # whole ns, or a step begins before the one before it has ended
+    whole = round(flushed + (0 if slow_rank is None else SLOW_US + MEETING_US), 3)
     for rank in range(stages * data_parallel):
         stage, copy = divmod(rank, data_parallel)
         says: dict[str, Any] = {
@@ -84,16 +85,26 @@ def write_pipeline(
             "Process Group Description": group,
             "Process Group Ranks": str([copy + data_parallel * other for other in range(stages)]),
         }
+        world = stages * data_parallel
+        everybody = says | {
+            "Collective name": "allreduce",
+            "Group size": world,
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            "Process Group Ranks": str(list(range(world))),
+        }
         pieces = list(schedule[stage])
         if slow_rank is not None:
-            pieces.append(("compute" if rank == slow_rank else "meet", flushed, whole))
+            arrives = whole - MEETING_US if rank == slow_rank else flushed
+            pieces += [("compute", flushed, arrives)] if rank == slow_rank else []
+            pieces.append(("meet", arrives, whole))
         events = []
         for step in range(steps):
             at = step * whole
             events += [mark(f"step {3 + step}", at, whole), mark("train", at, whole)]
             for number, (what, begin, end) in enumerate(pieces, 1 + step * len(pieces)):
                 events.append(launch(at + begin, number, dur=0.5))
-                name, more = KERNELS[what], says if what == "wait" else {}
+                name, more = KERNELS[what], {"wait": says, "meet": everybody}.get(what, {})
                 stream = 7 if what == "compute" else 20
                 events.append(kernel(name, at + begin, end - begin, stream, 0, number, **more))
         name = f"policy_worker_rank{rank}_step3-{2 + steps}_n1_{rank + 9}.pt.trace.json"
@@ -103,6 +114,6 @@ def write_pipeline(
             None,
             BASE_NS,
             host_name="n1",
-            distributedInfo={"backend": "nccl", "rank": rank, "world_size": stages * data_parallel},
+            distributedInfo={"backend": "nccl", "rank": rank, "world_size": world},
         )
     return whole

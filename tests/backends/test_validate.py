@@ -24,7 +24,7 @@ from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import RequestError, request_from_dict
 from rlprof_ops.request.check import check_request
 from rlprof_ops.request.yaml_file import request_yaml
-from rlprof_ops.runtime.recorders.base import choose_taker
+from rlprof_ops.runtime.active_profiler import choose_recorder
 from rlprof_ops.submit import preflight
 
 REFUSED = {
@@ -77,8 +77,8 @@ def test_what_is_refused_is_refused_everywhere(
     assert said in capsys.readouterr().err
 
     (spec,) = asked.captures
-    assert choose_taker(spec, [spec])[0] is None
-    assert said in choose_taker(spec, [spec])[1]
+    assert choose_recorder(spec, [spec])[0] is None
+    assert said in choose_recorder(spec, [spec])[1]
     if backend == "nsight":
         monkeypatch.setenv("RLPROF_NSYS", sys.executable)
         with pytest.raises(RuntimeError, match=re.escape(said)):

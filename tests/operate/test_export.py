@@ -200,6 +200,28 @@ def test_spans_by_a_collector(
     assert begun == pytest.approx(train.begin_s, rel=1e-3)
 
 
+def test_a_hang_is_a_span_with_an_error(
+    run: Path, told: list[list[ToldStep]], collector: tuple[str, list[Any]]
+) -> None:
+    """The step in which it is never ends, and has none."""
+    url, got = collector
+    (run / "recorder").mkdir()
+    said = "rank 1 (policy_worker, node n2, pid 7) is stopped (SIGSTOP): rank 0 has waited 31.0 s"
+    hang = Anomaly("hang", said, "hang:1", 10**18, 31, "policy_worker", (1,), "n2", "", {"still_s": 31.0})
+    slow = Anomaly("slow_step", "step 7 took 9 s", "slow_step:7", 10**18 - 10**11, 7)
+    lines = [json.dumps(each.to_dict()) for each in (slow, hang)]
+    (run / "recorder" / "findings.jsonl").write_text("\n".join(lines) + "\n")
+    assert CliRunner().invoke(command, [str(run), "--otlp", url]).exit_code == 0
+    first, last = (span for span in spans_of(got) if span.name in ("slow_step", "hang"))
+    assert (first.name, first.status.code, last.name, last.status.code) == ("slow_step", 0, "hang", 2)
+    assert (last.start_time_unix_nano, last.end_time_unix_nano) == (10**18 - 31 * 10**9, 10**18)
+    [event] = last.events
+    assert event.name == "rlprof.finding" and event.attributes[0].value.string_value == said
+    attributes = {each.key: each.value for each in last.attributes}
+    assert attributes["rlprof.step"].int_value == 31 and attributes["rlprof.node"].string_value == "n2"
+    assert [each.int_value for each in attributes["rlprof.ranks"].array_value.values] == [1]
+
+
 def test_steps_that_come_later_are_exported_once(run: Path, told: list[list[ToldStep]]) -> None:
     steps = NewSteps(run)
     assert [step.step for step in steps.new()] == list(range(1, 31)) and steps.new() == []

@@ -90,6 +90,7 @@ FIRST = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 @pytest.mark.torch
 @pytest.mark.timeout(600)
@@ -135,6 +136,8 @@ ECHOES = (
     "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
     "DistBackendError: [Rank 1] Watchdog caught collective operation timeout",
     "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+    "DistBackendError: NCCL communicator was aborted on rank 2. Original reason for failure was: timeout",
+    "DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote error\nncclRemoteError: A call failed",
     "ActorDiedError: The actor died unexpectedly before finishing this task.",
 )
 
@@ -148,9 +151,37 @@ def test_an_echo_is_never_the_first(tmp_path: Path, echo: str) -> None:
         {"error": "AcceleratorError: CUDA error: an illegal memory access was encountered", "t_ns": 3},
     )
     assert said == [
-        "rank 1 (node n1, pid 11) failed first (memory), with OutOfMemoryError: CUDA out of memory. Tried to"
-        " allocate 2 GiB; 2 other processes failed after it:"
+        "rank 1 (node n1, pid 11) failed first (GPU memory), with OutOfMemoryError: CUDA out of memory. Tried"
+        " to allocate 2 GiB; 2 other processes failed after it:"
     ]
+
+
+NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, {}, NCCL version 2.27.7\n{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", " (GPU memory)"),
+        ("MemoryError: ", " (memory)"),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", " (CUDA)"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", " (CUDA)"),
+        (
+            NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed."),
+            " (CUDA, called by NCCL)",
+        ),
+        (
+            NCCL.format("unhandled cuda error", "Last error:\nCuda failure 2 'out of memory'"),
+            " (GPU memory)",
+        ),
+        (NCCL.format("invalid usage", "ncclInvalidUsage: Duplicate GPU detected"), " (NCCL)"),
+        (NCCL.format("unhandled system error", "ncclSystemError: Call to socket failed"), " (NCCL)"),
+        ("KeyError: 'loss'", ""),
+    ],
+)
+def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
+    said = notes(tmp_path, {"error": error})
+    assert said[0].startswith(f"rank 0 (node n1, pid 10) failed first{kind}, with "), said
 
 
 def test_a_server_of_the_users_that_is_gone_is_no_echo(tmp_path: Path) -> None:
@@ -191,6 +222,7 @@ for step in range(10):
 LIMIT_MIB = 64
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 @pytest.mark.torch
 @pytest.mark.timeout(600)

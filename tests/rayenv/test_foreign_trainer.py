@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.whole,
     pytest.mark.nsys,
     pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on PATH"),
 ]

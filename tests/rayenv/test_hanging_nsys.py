@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole, pytest.mark.timeout(300)]
 
 TRAINER = """
 import time

@@ -89,7 +89,7 @@ def test_rlprof_wrap_parses_the_file_once_and_goes_through_the_rooms_in_order(no
 
     assert shlex.split(done.output)[-4:] == ["-t", "nvtx", "python", "x.py"]
     assert calls.counts["request/yaml_file.py", "parse_yaml"] == calls.counts[PARSED] == 1
-    assert calls.rooms == ["commands", "request", "runtime", "rayenv", "job", "trainers", "backends"]
+    assert calls.rooms == ["commands", "request", "runtime", "rayenv", "job", "trainers", "backends", "host"]
     asked_again = {file for room, file in calls.entries if room == "request"}
     assert asked_again == {"request/__init__.py", "request/model.py"}, (
         "what was parsed is asked, not the file"

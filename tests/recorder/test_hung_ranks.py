@@ -5,90 +5,28 @@ Slow ones that move raise nothing.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from rlprof_ops.job.knobs import python_path
 from tests.needs import need
+from tests.recorder.recorded_command import RecordedCommand, recorded
 from tests.waits import wait_until
 
 PROGRAM = Path(__file__).with_name("hung_ranks.py")
-OURS = ("TORCH_FR_", "TORCH_NCCL_", "RLPROF_")
 SECONDS = 240
 HERE = re.escape(str(PROGRAM))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
-class Job:
-    """A recorder beside the ranks of one scenario, and what it finds."""
-
-    def __init__(self, folder: Path, scenario: str) -> None:
-        self.folder, self.found = folder, list[dict[str, Any]]()
-        node, run = folder / "node", folder / "run"
-        node.mkdir(parents=True)
-        run.mkdir()
-        env = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        env |= {"RLPROF_NODE_DIR": str(node), "RLPROF_RECORD": "1", "PYTHONPATH": python_path(None)}
-        env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        words = ["-m", "rlprof_ops.recorder", f"--node-dir={node}", "--node=n1", "--nodes=n1"]
-        with open(folder / "said", "wb") as said:
-            self.recorder = subprocess.Popen(
-                [sys.executable, *words, f"--run-dir={run}", "--job=1"],
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-            )
-            self.ranks = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(folder), scenario],
-                env=env,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-        threading.Thread(target=self._hear, daemon=True).start()
-
-    def _hear(self) -> None:
-        assert self.recorder.stdout is not None
-        for line in self.recorder.stdout:
-            told = json.loads(line)
-            if "finding" in told:
-                self.found.append(told["finding"])
-
-    def states(self) -> list[dict[str, Any]]:
-        """What the ranks tell of themselves."""
-        return [json.loads(path.read_text()) for path in (self.folder / "node/marks").glob("*.groups")]
-
-    def said(self) -> str:
-        return f"{self.found} {self.states()} {(self.folder / 'said').read_text()[-3000:]}"
-
-    def end(self) -> None:
-        os.killpg(self.ranks.pid, signal.SIGKILL)
-        self.ranks.wait()
-        self.recorder.terminate()
-        self.recorder.wait(60)
-
-
-@contextmanager
-def job(folder: Path, scenario: str) -> Iterator[Job]:
-    started = Job(folder, scenario)
-    try:
-        yield started
-    finally:
-        started.end()
+def job(folder: Path, scenario: str) -> AbstractContextManager[RecordedCommand]:
+    """A recorder beside the ranks of one scenario."""
+    return recorded(folder, [sys.executable, str(PROGRAM), str(folder), scenario])
 
 
 WHO, AT = r"rank {} \(node n1, pid \d+\) ", rf"at {re.escape(str(PROGRAM))}:\d+: "

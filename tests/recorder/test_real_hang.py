@@ -22,7 +22,7 @@ from rlprof_ops.cli import cli
 from rlprof_ops.demo.local_job import run_local
 from rlprof_ops.recorder.head_recorder import read_rows
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.whole, pytest.mark.timeout(600)]
 
 # A world that hangs in step 4, and one of the same size that does not.
 PROGRAM = """
@@ -47,6 +47,7 @@ class Rank:
         import torch
         import torch.distributed as dist
         if stays_away and self.rank == 1:
+            print("reading shard 7", flush=True)
             if asks in ("nobody", "end"):
                 while not Path(os.environ["RLPROF_NODE_DIR"], f"marks/{os.getpid()}.groups").exists():
                     time.sleep(0.1)
@@ -103,12 +104,20 @@ def test_a_rank_that_is_stopped_is_found_by_half_of_the_timeout(
     [finding] = read_rows(run / "recorder/findings.jsonl", ("kind", "text"))
     assert finding["kind"] == "hang" and finding["evidence"]["still_s"] >= 15
     waits = "in all_reduce #4 of default_pg"
-    stopped = r"rank 1 \((\w+, )?node \S+, pid \d+\) is stopped \(SIGSTOP\): rank 0 "
+    stopped = r"rank 1 \((\w+, )?Rank\.train, node \S+, pid \d+\) is stopped \(SIGSTOP\): rank 0 "
     assert re.fullmatch(rf"{stopped}has waited [\d.]+ s {waits}", finding["text"])
-    answer = CliRunner().invoke(cli, ["hang", str(run)]).output.splitlines()[0]
+    answer, *more = CliRunner().invoke(cli, ["hang", str(run)]).output.splitlines()
     assert re.fullmatch(rf"R{stopped[1:]}waits {waits} \(Float \[4, 5\]\)\.", answer), answer
+    assert_last_line_is_told(more)
     status = CliRunner().invoke(cli, ["status", str(run)]).output
     assert answer in status and "the stacks of all workers" in status, status
+
+
+def assert_last_line_is_told(answer: list[str]) -> None:
+    """Of the rank that is missing, and lives: the end of its own log."""
+    assert "    reading shard 7" in answer, answer
+    log = answer[answer.index("    reading shard 7") - 1]
+    assert re.fullmatch(r"  rank 1, the last lines of /\S+/ray/\S+/logs/worker-\S+\.out:", log), answer
 
 
 @pytest.mark.long
@@ -140,6 +149,7 @@ def test_the_rank_that_a_job_waits_for_is_named(
     verdict = "Rank 1 is missing: rank 0 waits in all_reduce #4 of default_pg (Float [4, 5])."
     assert answer.exit_code == 0 and answer.output.splitlines()[0] == verdict, answer.output
     assert f"train {tmp_path}/train.py" in answer.output
+    assert_last_line_is_told(answer.output.splitlines())
     found = json.loads(CliRunner().invoke(cli, ["hang", str(run), "--json"]).output)
     assert [each["kind"] for each in found["verdicts"]] == ["missing", "nothing"]
 

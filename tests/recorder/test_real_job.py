@@ -23,7 +23,7 @@ from rlprof_ops.operate.recorded import headline, read_summary, tables
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.record_file import read_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.whole, pytest.mark.timeout(600)]
 
 STEPS = 24
 REQUEST = {

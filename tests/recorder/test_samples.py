@@ -325,3 +325,32 @@ def test_a_stopped_process_of_a_server_is_seen_and_a_server_that_answers_no_more
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
     assert engines.look() == []
+
+
+def test_a_stopped_process_of_a_server_that_tells_no_figures_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl runs vLLM by default."""
+    monkeypatch.setattr("rlprof_ops.recorder.samples.engines.IDLE_S", 0.2)
+    program = SERVER.replace("vllm:", "python_gc:")
+    server = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert server.stdout is not None
+        engine, port = map(int, server.stdout.readline().split())
+        (tmp_path / "marks").mkdir()
+        (tmp_path / f"marks/{server.pid}.engine").write_text(f"http://127.0.0.1:{port}/metrics\n")
+        engines = Engines(urls="", node_dir=tmp_path)
+        assert engines.look() == []
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(0.3)
+        [first] = engines.look()
+        time.sleep(0.3)
+        [held] = engines.look()
+        assert (held.stopped, held.pid, held.running) == (engine, server.pid, 0)
+        assert held.idle_s >= first.idle_s + 0.3
+        os.kill(engine, signal.SIGCONT)
+        time.sleep(0.3)
+        assert engines.look() == []
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -31,14 +31,17 @@ def waiting(rank: int, still_s: float = 200, **more: object) -> RankState:
     members = (0, 1, 2)
     state = RankState(
         100 + rank, "policy_worker", "w", rank, still_s, "default_pg", 4, "all_reduce", members, 600.0, "",
-        "S", 1.0, 0.0,
+        "S", 1.0, 0.0, "", T_NS - 10**9, "", 300.0,
     )  # fmt: skip
     return replace(state, **more)  # type: ignore[arg-type]
 
 
 def elsewhere(rank: int = 0, cores: float = 0.0, mib_s: float = 0.0, state: str = "S") -> RankState:
     """In no collective."""
-    return waiting(rank, group="", members=(), timeout_s=0.0, cores=cores, mib_s=mib_s, state=state)
+    told_ns = T_NS - 30 * 10**9 if state in ("", "Z") else T_NS
+    return waiting(
+        rank, group="", members=(), timeout_s=0.0, cores=cores, mib_s=mib_s, state=state, told_ns=told_ns
+    )
 
 
 def judged(*states: RankState, suspect_s: float = 30.0, engines_work: bool = False) -> list[Anomaly]:
@@ -60,6 +63,30 @@ def test_the_missing_rank_is_named_with_its_state(state: str, does: str) -> None
     who = f"rank 0 (policy_worker, node n1, pid 100) {does}"
     assert finding.text == f"{who}: ranks 1, 2 have waited 41.0 s in all_reduce #4 of default_pg"
     assert (finding.kind, finding.ranks, finding.node) == (HANG, (0,), "n1")
+
+
+def test_a_rank_that_saves_to_slow_storage_is_no_hang() -> None:
+    """It writes in bursts, and waits for the disk in between: in `fsync`, state D, or asleep."""
+    for state in ("S", "D"):
+        between = replace(elsewhere(0, state=state), idle_s=25.0)
+        assert not judged(between, waiting(1, 100), waiting(2, 100))
+        [finding] = judged(replace(between, idle_s=31.0), waiting(1, 100), waiting(2, 100))
+        assert finding.kind == HANG
+        assert judged(between, waiting(1, 280), waiting(2, 280))[0].kind == LONG_WAIT
+
+
+def test_what_a_missing_rank_runs_for_ray_is_named() -> None:
+    [finding] = judged(replace(elsewhere(0), task="WorkerDict.actor_update"), waiting(1, 40), waiting(2, 40))
+    assert finding.text.startswith("rank 0 (policy_worker, WorkerDict.actor_update, node n1, pid 100) does")
+
+
+def test_a_rank_that_ends_after_a_long_wait_is_no_hang() -> None:
+    """A checkpoint at the end: rank 0 has ended, and rank 1 has not looked since it waited for it."""
+    for state in ("", "Z"):
+        ended = replace(elsewhere(0, state=state), told_ns=T_NS - 5 * 10**9)
+        assert not judged(ended, waiting(1, 40), waiting(2, 41))
+        later = [waiting(rank, 40, told_ns=T_NS + 6 * 10**9) for rank in (1, 2)]
+        assert judged(ended, *later)[0].ranks == (0,)
 
 
 def test_a_stopped_rank_is_no_excuse_for_one_that_works() -> None:
@@ -149,12 +176,14 @@ def test_the_step_clock_may_stand_while_somebody_works() -> None:
     assert view.look(end + 1802 * 10**9)[0].text.startswith("the step clock stands still")
 
 
-def in_generation(view: JobView, engines: tuple[EngineSample, ...] = (), **more: Any) -> int:
-    """30 healthy steps, then one whose generation does not end; when it began (Unix ns)."""
+def in_generation(
+    view: JobView, engines: tuple[EngineSample, ...] = (), phase: str = "generation", **more: Any
+) -> int:
+    """30 healthy steps, then one whose generation, or `phase`, does not end; when it began (Unix ns)."""
     for told in healthy(6, 30):
         findings(view, told)
     end = told[0].begin_ns + int(told[0].seconds * 1e9)
-    now = Now(31, end, end + 10**9, 0, 1, 7, True, "generation", "driver")
+    now = Now(31, end, end + 10**9, 0, 1, 7, True, phase, "driver")
     serves = Now(0, 0, 0, 2, 3, 8000, False, "", "rollout")
     view.take(news([], now=(now, serves), engines=engines, **more))
     return end
@@ -188,6 +217,17 @@ def test_a_server_whose_engine_stands_is_what_the_driver_waits_for(
     still = "; the step clock stands still for 45.0 s at step 31, in generation"
     assert (finding.kind, finding.text) == (HANG, who + said + still)
     assert not view.look(end + 400 * 10**9), "said once"
+
+
+def test_the_phase_that_is_open_is_the_one_that_waits() -> None:
+    view = JobView("1", ["n1"])
+    end = in_generation(view, (replace(STANDS, stopped=8001),), "update_weights")
+    said = [finding.text for at_s in range(30, 400, 5) for finding in view.look(end + at_s * 10**9)]
+    [text] = said
+    assert text.startswith(
+        "the driver waits in update_weights for rollout 2 (node n1, pid 8000), whose engine "
+    )
+    assert text.endswith(", in update_weights")
 
 
 @pytest.mark.parametrize(

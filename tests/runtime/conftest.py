@@ -90,7 +90,7 @@ def recorder(asked, monkeypatch):
     def make(metrics=False, **capture):
         asked(backend="nsight", **capture)
         fake = Recorder()
-        monkeypatch.setattr(active_profiler, "choose_taker", lambda *_: (fake, ""))
+        monkeypatch.setattr(active_profiler, "choose_recorder", lambda *_: (fake, ""))
         monkeypatch.setattr(emitters, "nvtx_ranges", lambda: fake)
         if metrics:
             monkeypatch.setenv("RLPROF_METRICS", "1")

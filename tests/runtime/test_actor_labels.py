@@ -80,14 +80,12 @@ def test_a_trainer_that_nobody_knows_is_named_with_what_to_do(
 ):
     need("ray")
     monkeypatch.setenv("RLPROF_REQUEST_JSON", '{"captures": [{"workers": ["my_*"], "steps": "2"}]}')
-    actor_labels._request.cache_clear()
     for _ in range(2):
         assert actor_labels.labelled(FakeActorClass, {})["rlprof"]["worker"] == "my_train_worker"
     said = capfd.readouterr().err
     assert (
         said.count("no adapter knows the trainer that creates MyTrainWorker") == 1 and "prof.step(n)" in said
     )
-    actor_labels._request.cache_clear()
 
 
 def test_the_drivers_node_is_nobodys_whoever_creates_the_actor():

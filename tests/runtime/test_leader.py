@@ -114,20 +114,19 @@ def test_a_leading_process_parses_its_request_once(monkeypatch, asked):
     from rlprof_ops import request
     from rlprof_ops.request import build
     from rlprof_ops.runtime import profiler
-    from rlprof_ops.runtime.process import actor_labels
+    from rlprof_ops.runtime.trainer_request import request_of
 
     asked(backend="torch", steps="3")
     parsed = []
     read = build.build_from_json
     monkeypatch.setattr(build, "build_from_json", lambda *given: parsed.append(given) or read(*given))
     request._from_json.cache_clear()
-    actor_labels.forget_request()
     prof = profiler.lead("controller")
     try:
         assert prof is not None and prof.leads
-        assert actor_labels._request() == profiler.request_from_env({"RLPROF_REQUEST_JSON": parsed[0][0]})
+        assert request_of(os.environ) == profiler.request_from_env({"RLPROF_REQUEST_JSON": parsed[0][0]})
         assert len(parsed) == 1
     finally:
-        actor_labels.forget_request()
+        request._from_json.cache_clear()
         if prof is not None:
             prof.close()

@@ -122,6 +122,11 @@ def test_a_job_that_ends_well_leaves_no_container_and_needs_no_salvage(nodes):
     assert ["--container-image" in line for line in sorted(nodes.lines(), key=len)].count(False) == 1
 
 
+@pytest.mark.parametrize("page", ["howto_containers", "operators"])
+def test_the_pages_name_what_makes_pyxis_remove_containers_itself(page: str) -> None:
+    assert "`container_scope=job`" in (HOME / f"docs/{page}.md").read_text()
+
+
 def test_a_job_that_is_cancelled_leaves_no_container(nodes):
     """Slurm starts no step any more: the one that removes them waits since the beginning."""
     done = nodes.job(CANCELLED=str(nodes.hosts / "expired"), SLURMD_NODENAME="n1")

@@ -207,10 +207,10 @@ def test_an_id_that_would_leave_its_folder_is_no_request(identity):
 
 def test_a_request_of_another_user_is_left_out(tmp_path):
     need("root")
-    path = watcher.leave(tmp_path / "run", watcher.CaptureRequest("x", ("*",), None, "auto", {}, 1, None))
+    for name in ("x", "y"):
+        path = watcher.leave(tmp_path, watcher.CaptureRequest(name, ("*",), None, "auto", {}, 1, None))
     os.chown(path, NOBODY, -1)
-    assert watcher.forward(tmp_path / "run", tmp_path / "node", set()) == 0
-    assert not (tmp_path / "node").exists()
+    assert [request.id for request in watcher.new_requests(tmp_path, set())] == ["x"]
 
 
 def test_the_batch_script_uses_no_folder_that_took_the_run_folders_name(tmp_path):

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 from rlprof_ops.supervisor.driver import Driver
-from rlprof_ops.supervisor.end_order import EndOrder
 from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
-from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import EndOrder, NodeState
 
 FOLDER, KIND = Path(sys.argv[1]), sys.argv[2]
 CHILD = f"while ! [ -e '{FOLDER}/end' ]; do sleep 0.05; done; exit 7"

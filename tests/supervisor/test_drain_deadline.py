@@ -17,7 +17,7 @@ from tests.supervisor.nodes import node_of, place_of
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, DrainStep
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor.job_end import ClosingCommands, NodeStop
-from rlprof_ops.supervisor.node import node_sync
+from rlprof_ops.supervisor.node import helper_processes
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
 
@@ -41,7 +41,7 @@ def all_hangs(monkeypatch):
         monkeypatch.setattr(DrainSequence, phase, lambda self, *_, hanging=hanging: iter(hanging))
     monkeypatch.setattr(DrainSequence, "write_record", hang)
     monkeypatch.setattr(DrainSequence, "clear", hang)
-    monkeypatch.setattr(node_sync, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
+    monkeypatch.setattr(helper_processes, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
     yield
     released.set()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -67,6 +68,17 @@ def test_an_order_to_end_within_600_ms_of_a_supervisors_death(start, seed: int):
 
 
 @pytest.mark.timeout(300)
+def test_an_order_that_reaches_rays_head_before_its_supervisor_is_no_loss_of_a_node(start):
+    node = start(5)
+    node.wait_for("trained")
+    [head] = [each for each in node.left() if "ray_stand_in.py" in " ".join(each.argv)]
+    os.kill(head.pid, signal.SIGTERM)
+    time.sleep(0.3)
+    node.process.send_signal(signal.SIGTERM)
+    check(node, 143)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(-(-TIMES // 3)))
 def test_a_supervisor_that_is_killed_in_the_start_or_the_drain_is_followed_by_one_that_goes_on(
     start, seed: int
@@ -83,6 +95,28 @@ def test_a_supervisor_that_is_killed_in_the_start_or_the_drain_is_followed_by_on
         with contextlib.suppress(AssertionError, ProcessLookupError):
             node.kill_supervisor()
     check(node, 0, "driver_exit")
+
+
+@pytest.mark.timeout(300)
+def test_what_a_supervisor_was_killed_in_writing_keeps_no_node_folder(start):
+    node = start()
+    node.wait_for("trained")
+    (node.folder / "keep").mkdir(exist_ok=True)
+    (node.folder / "keep/.run.json.7.7").touch()
+    node.kill_supervisor()
+    node.process.send_signal(signal.SIGTERM)
+    check(node, 143)
+
+
+@pytest.mark.timeout(300)
+def test_a_supervisor_killed_when_the_driver_has_begun_is_followed_by_one_of_a_cluster_that_is_up(start):
+    node = start()
+    wait_until((node.folder / "state/driver.json").exists, 60, node.output, pause_s=0.001)
+    node.kill_supervisor()
+    node.wait_for("trained")
+    node.process.send_signal(signal.SIGTERM)
+    check(node, 143)
+    assert "before the cluster was up" not in node.output()
 
 
 @pytest.mark.timeout(300)

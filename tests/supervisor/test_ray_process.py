@@ -103,6 +103,28 @@ def test_dashboard_and_client_server_are_where_rays_guides_have_them_when_asked(
     assert not {"8265", "10001", "0"} & set(ports(RLPROF_DASHBOARD="1"))
 
 
+def test_no_two_ports_of_a_line_are_the_same(monkeypatch):
+    """The kernel may give a port twice while nobody listens there; then Ray does not start."""
+    given = iter([6400, 1301, 7001, 7001, 7001, 7002])
+
+    class Probe:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object):
+            return None
+
+        def bind(self, _: object):
+            return None
+
+        def getsockname(self):
+            return "", next(given)
+
+    monkeypatch.setattr("rlprof_ops.host.ports.socket.socket", Probe)
+    found = options(start_argv(Settings.load({"NODE_MANAGER_PORT": "1301"}), node(is_head=True), "p"))
+    assert (found["dashboard-agent-listen-port"], found["ray-client-server-port"]) == ("7001", "7002")
+
+
 def test_a_dedicated_head_takes_no_gpu_work():
     settings = Settings.load({"DEDICATED_RAY_HEAD": "1"})
 

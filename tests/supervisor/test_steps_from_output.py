@@ -17,7 +17,7 @@ from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.manifest_table import render
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.timed]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.timed, pytest.mark.whole]
 STEP_S = 2.0
 PRINTS = f"""
 import time

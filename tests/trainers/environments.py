@@ -135,6 +135,8 @@ RECIPES = {
             prepare=(TINY_MODEL, ("verl/make_data.py", "{data}/prompts.parquet")),
             env={"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu_platform"},
         ),
+        # Lightning and Accelerate, whose scripts have no Ray.
+        Recipe("lightning", imports=("lightning.pytorch", "pytorch_lightning", "accelerate", "yaml", "nvtx")),
         # Its modules alone, to be imported in verl's environment: what it needs is built for GPUs only.
         Recipe("openrlhf", imports=()),
         # What its modules import beside SkyRL's environment, in which they are run.

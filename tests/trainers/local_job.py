@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class LocalJob:
         **knobs: str,
     ) -> LocalJob:
         """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone. `argv`
-        runs in the trainer's stead.
+        runs in the trainer's stead. TRL has no Ray: there the job's is of this environment.
 
         `last_words` is what the trainer says after its last step. An interpreter that crashes later, while
         it ends (NeMo RL on its CPU shim, once in five runs), is said and does not fail what is tested here.
@@ -72,8 +73,10 @@ class LocalJob:
             "CPUS_PER_WORKER": "16",
             **knobs,
         }
+        python = sys.executable if trainer == "trl" else str(environments.ensure(trainer).python)
+        settings["PATH"] = f"{Path(python).parent}:{settings['PATH']}"
         done = subprocess.run(
-            [str(environments.ensure(trainer).python), "-P", "-c", _PROGRAM, str(folder)],
+            [python, "-P", "-c", _PROGRAM, str(folder)],
             env=settings,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.analyze.phase_names import canonical
+from rlprof_ops.analyze.whole_run.sample_groups import staleness_of
 from rlprof_ops.runtime.process.actor_labels import NewActor
 from rlprof_ops.trainers import areal
 from rlprof_ops.trainers.areal import adapter
@@ -125,6 +126,25 @@ def test_a_job_has_areals_steps_phases_roles_ranks_and_losses(
     hold_turns(told, turns(tmp_path))
     assert {step: row["loss"] for step, row in own.items()} == {n: 64 * n - 24 for n in own}  # as without us
     hold_reports(job, planned)
+    if scheduler == "ray":
+        hold_staleness(own, job.run)
+
+
+def hold_staleness(own: dict[int, dict[str, Any]], run: Path) -> None:
+    """Of every sample the versions that the loop gave it, each counted by one of the two ranks."""
+    found = staleness_of(run)
+    assert (
+        found is not None
+        and found.unit == "samples"
+        and found.samples == sum(len(row["made"]) for row in own.values())
+    )
+    for row in found.steps:
+        made = own[row.step]["made"]
+        behind = [row.step - 1 - last for _, last in made]
+        assert (row.samples, row.least, row.most) == (len(made), min(behind), max(behind)), (row, made)
+        assert row.mixed == sum(first != last for first, last in made)
+        assert row.mean == pytest.approx(sum(behind) / len(made), abs=0.001)
+    assert found.most > 0, "it has a batch ahead"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.analyze.phase_names import canonical
+from rlprof_ops.analyze.whole_run.sample_groups import staleness_of
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.trainers import skyrl
@@ -121,6 +122,18 @@ def test_what_another_coroutine_times_is_no_phase_of_the_step(which: str, tmp_pa
     outer = 1 if which == "fully_async" else 0  # inside of `run_training`
     assert [phases["policy_train"] for phases in depths] == [outer + 1] * STEPS  # in a thread that is awaited
     assert [phases["sync_weights"] for phases in depths] == [0] * STEPS
+
+
+def test_prompt_groups_are_as_old_as_skyrl_counts_them(tmp_path: Path):
+    folder = tmp_path / "nodes" / "n0"
+    folder.mkdir(parents=True)
+    stdout, _ = run_alone("fully_async", folder)
+    said = [[int(word) for word in line.split()[1:]] for line in stdout.splitlines() if "behind:" in line]
+    found = staleness_of(tmp_path)
+    assert found is not None and found.unit == "prompt groups"
+    rows = [[row.step, row.samples, row.least, row.most] for row in found.steps]
+    assert rows == [[step, len(behind), min(behind), max(behind)] for step, *behind in said]
+    assert len(rows) == STEPS and found.most > 0
 
 
 def test_a_timer_of_another_shape_is_a_line_and_skyrl_trains(tmp_path: Path):

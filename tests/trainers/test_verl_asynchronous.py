@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops.analyze.whole_run.sample_groups import staleness_of
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request
 from tests.trainers import environments
@@ -37,6 +38,7 @@ def run(which: str, folder: Path) -> tuple[list[list[float]], list[dict]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    (folder / "said.txt").write_text(done.stdout)
     [events] = folder.glob("events/controller_rank0_*.jsonl")
     rows = [json.loads(line) for line in events.read_text().splitlines()]
     return json.loads(done.stdout.splitlines()[-1]), [row for row in rows if row["event"] == "step"]
@@ -66,3 +68,22 @@ def test_a_step_of_the_fully_asynchronous_trainer_is_a_version_of_its_parameters
         assert first + second <= seconds(step) < first + second + 1
         names = [name for name, *_ in step["phases"]]
         assert names.count("update_actor") == 2 and names[-1] == "param_sync"
+
+
+def test_samples_of_older_weights_are_those_that_verl_counts(tmp_path: Path):
+    """A batch of each mini-step is put together by verl's own function, and counted by its own metric."""
+    node = tmp_path / "nodes" / "n0"
+    run("fully_async", node)
+    said = [line.split()[1:] for line in (node / "said.txt").read_text().splitlines() if "stale:" in line]
+    theirs: dict[int, int] = {}
+    for version, stale in said:
+        theirs[int(version) + 1] = theirs.get(int(version) + 1, 0) + int(stale)
+    found = staleness_of(tmp_path)
+    assert found is not None and found.unit == "samples" and found.most == 2
+    rows = {row.step: row for row in found.steps}
+    assert set(rows) == {1, 2, 3}
+    for step, row in rows.items():
+        assert row.samples == 6 and row.mixed == (2 if step > 1 else 0)
+        assert (row.least, row.most) == (0, min(2, step - 1))
+        assert theirs[step] == (2 if step > 1 else 0)
+        assert row.mean == pytest.approx(2 * min(2, step - 1) / 6, abs=0.001)

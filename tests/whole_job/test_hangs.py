@@ -44,7 +44,7 @@ def sentence(cause: str) -> str:
     rank, does = MISSING[cause]
     others = {1: "0, 2, 3", 2: "0, 1, 3", 3: "0-2"}[rank]
     operation = "broadcast" if cause == "other_shape" else "all_reduce"
-    who = rf"rank {rank} \((\w+, )?node n{rank // 2 + 1}, pid \d+\) {does}"
+    who = rf"rank {rank} \((\w+, )?Rank\.run, node n{rank // 2 + 1}, pid \d+\) {does}"
     return rf"{who}: ranks {others} have waited [\d.]+ s in {operation} #4 of default_pg"
 
 

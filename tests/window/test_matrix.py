@@ -5,6 +5,7 @@ process, or refused in the same words by all who are asked.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import json
 import os
@@ -151,7 +152,7 @@ class Job:
 
 
 def windows_of(events: list[WindowEvent]) -> list[tuple[int, int | None, str | None]]:
-    assert all(event.event == "closed" for event in events), events
+    assert all(event.event == "closed" for event in events), [event.reason for event in events]
     return [(event.start, event.stop, event.phase) for event in events]
 
 
@@ -229,13 +230,43 @@ def test_a_part_of_a_step_in_the_process_itself(job: Job) -> None:
     for step, row in rows.items():
         assert row["part"] == "generation+1s for 1s"
         begin_s, end_s = row["taken_s"]
-        assert 0.7 <= begin_s < end_s < 3
+        assert 0.5 <= begin_s < end_s < 3  # half a second early at most
         [report] = [path for path in job.copies.rglob("*.nsys-rep") if f"_step{step}-{step}_" in path.name]
         ticks = [text.split() for text in nvtx_ranges(report, job.node_dir) if text.count(" ") == 2]
         assert ticks and {(tick[0], tick[1]) for tick in ticks} == {(str(step), "generation")}
         seen = sorted(float(tick[2]) for tick in ticks)
         assert seen[0] >= 0.5 and seen[-1] <= end_s + 0.5
         assert any(begin_s <= each <= end_s for each in seen)
+
+
+@takes((PROCESS, SUPERVISOR), ("torch", "memory"), PART)
+@pytest.mark.parametrize("driver", ["in_ticks", "unmodified_in_ticks"])
+def test_a_part_of_a_step_without_nsys(job: Job, driver: str) -> None:
+    need("torch")
+    both = {"workers": "policy", "steps": "1:3", **PART_ASKED}
+    captures = [
+        {"backend": "torch", **both},
+        {"backend": "memory", "options": {"host": "true"}, **both},
+    ]
+    job.train(driver, captures)
+    for name in ("torch", "memory"):
+        ended = job.ended(name)
+        assert windows_of(ended) == [(1, 2, None), (2, 3, None)]
+        assert {Path(event.path).name for event in ended} <= job.copied()
+        for event in ended:
+            begin_s, end_s = event.taken_s
+            assert begin_s == pytest.approx(1, abs=0.5) and end_s == pytest.approx(2, abs=0.5)
+            with gzip.open(job.node_dir / event.path, "rt") as report:
+                found = json.load(report)
+            if name == "memory":
+                assert [row["step"] for row in found["steps"]] == [event.start]
+                assert (found["samples"][-1][0] - found["samples"][0][0]) / 1e9 == pytest.approx(1, abs=0.5)
+                continue
+            names = [row["name"].split() for row in found["traceEvents"] if row.get("ph") == "X"]
+            ticks = [each for each in names if len(each) == 3 and each[1] in ("generation", "train")]
+            assert {(each[0], each[1]) for each in ticks} == {(str(event.start), "generation")}
+            seen = sorted(float(each[2]) for each in ticks)
+            assert seen[0] == pytest.approx(1, abs=0.5) and seen[-1] == pytest.approx(2, abs=0.5)
 
 
 @takes((SUPERVISOR,), ("nsight",), PART)
@@ -268,7 +299,7 @@ def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job) -> None:
     assert rows[3]["reason"].endswith("s, before generation+1s")
     assert rows[4]["reason"].endswith("s, and no phase 'generation' began in it")
     begin_s, end_s = rows[2]["taken_s"]
-    assert 0.7 <= begin_s < end_s
+    assert 0.5 <= begin_s < end_s
     [report] = (job.node_dir / "profiles").rglob("*.nsys-rep")
     ticks = [float(text.split()[1]) for text in nvtx_ranges(report, job.node_dir) if text.startswith("at ")]
     seen = [tick - begun[2] for tick in ticks]

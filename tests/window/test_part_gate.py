@@ -14,18 +14,21 @@ from rlprof_ops.request.steps import Window
 from rlprof_ops.window.gate import OpenWindow
 from rlprof_ops.window.part_gate import PartGate
 
+BUSY = "while the profiler was still busy with the window of step 1: leave steps between them"
 _LENGTH = re.compile(r"after [0-9.]+ (ns|µs|ms|s)\b")
 
 
 class Profiled:
     """A gate with a profiler that takes `opening_s` to begin."""
 
-    def __init__(self, part: StepPart, opening_s: float = 0.0, steps: int = 3) -> None:
+    def __init__(
+        self, part: StepPart, opening_s: float = 0.0, steps: int = 3, at_ranges: bool = False
+    ) -> None:
         self.told: list[str] = []
         self.closed: list[OpenWindow] = []
         self._opening_s = opening_s
         windows = [Window(step, step + 1) for step in range(1, steps)]
-        self.gate = PartGate(windows, part, 0.0, self._open, self._close, self._missed)
+        self.gate = PartGate(windows, part, 0.0, self._open, self._close, self._missed, at_ranges)
 
     def _open(self, window: OpenWindow) -> None:
         time.sleep(self._opening_s)
@@ -121,7 +124,7 @@ def test_training_does_not_wait_for_a_profiler_that_begins() -> None:
     profiled.gate.leave(2)
     assert time.monotonic() - began_s < 2
     wait_until(lambda: len(profiled.told) == 3, seconds=30)
-    assert _LENGTH.sub("after 0 s", profiled.told[2]) == "step 2 ended after 0 s, before 0s"
+    assert _LENGTH.sub("after 0 s", profiled.told[2]) == f"step 2 ended after 0 s, {BUSY}"
 
 
 def test_the_end_of_a_process_closes_what_is_open_and_ends_what_waits() -> None:
@@ -141,3 +144,47 @@ def test_a_step_that_began_before_anybody_heard_of_it() -> None:
     profiled.gate.enter(1)
     assert profiled.told == ["another supervisor took over in step 1, and does not know when it began"]
     assert list(profiled.gate.not_heard(1, 3)) == [Window(2, 3)]
+
+
+def test_a_profiler_of_the_thread_that_trains_opens_where_a_range_begins_or_ends() -> None:
+    profiled = Profiled(StepPart(0.1, None, 0.1), at_ranges=True)
+    gate = profiled.gate
+    gate.enter(1)
+    gate.visit()
+    assert not profiled.told
+    time.sleep(0.12)
+    gate.visit(opens=False)
+    assert not profiled.told  # nothing is being done: it waits for the next range
+    gate.visit()
+    assert profiled.told == ["opened"]
+    time.sleep(0.1)
+    assert gate.due
+    gate.visit(opens=False)
+    gate.visit()
+    gate.leave(1)
+    assert profiled.told == ["opened", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            StepPart(0.0, None, 9.0),
+            "closed partial step 1 ended after 0.1 s, before 0s+9s: the window closed with it",
+        ),
+        (StepPart(60.0, None, 1.0), "step 1 ended after 0.1 s, before 60s"),
+        (StepPart(0.0, "train", 1.0), "step 1 ended after 0.1 s, and no phase 'train' began in it"),
+        (
+            StepPart(0.01, None, 0.02),
+            "step 1 ended after 0.1 s, and no range of the thread that trains began or ended between 10ms and"
+            " 10ms+20ms",
+        ),
+    ],
+)
+def test_why_a_profiler_of_the_thread_that_trains_has_no_window(part: StepPart, said: str) -> None:
+    profiled = Profiled(part, at_ranges=True)
+    profiled.gate.enter(1)
+    profiled.gate.visit()
+    time.sleep(0.1)
+    profiled.gate.leave(1)
+    assert _LENGTH.sub("after 0.1 s", profiled.told[-1]) == said

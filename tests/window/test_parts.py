@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.needs import need
+from tests.nsys_stand_in import executable, slow_nsys
 from tests.window.test_matrix import PART_ASKED, Job, rows_of
 
 from rlprof_ops.backends.contract import Where
@@ -38,8 +42,42 @@ def test_parts_that_a_step_is_too_short_for(job: Job) -> None:
     assert rows[2]["reason"].endswith("s, before train+3600s")
 
 
+SHORT = [
+    {"workers": "policy", "steps": "1:3", "at": "generation", "for": "1200ms", "options": {"t": "nvtx"}},
+]
+BUSY = ", while the profiler was still busy with the window of step 1: leave steps between them"
+
+
+@pytest.mark.whole
+@pytest.mark.nsys
+def test_a_report_that_is_written_for_longer_than_the_next_step(job: Job, tmp_path: Path) -> None:
+    """Once the second window opened after its step, and its report was empty."""
+    need("nsys")
+    slow = slow_nsys(tmp_path / "slow", "sleep 4")
+    job.train("in_short_ticks", SHORT, RLPROF_NSYS=str(slow))
+    rows = rows_of(job, SHORT)
+    assert rows[1]["report"] and rows[1]["taken_s"], rows
+    assert rows[2]["state"] == "missing", rows
+    assert rows[2]["reason"].startswith("step 2 ended after") and rows[2]["reason"].endswith(f"s{BUSY}")
+
+
+@pytest.mark.whole
+@pytest.mark.nsys
+def test_a_profiler_that_begins_when_its_window_is_over(job: Job, tmp_path: Path) -> None:
+    need("nsys")
+    real = shlex.quote(str(shutil.which("nsys")))
+    slow = f'#!/bin/bash\n[ "$1" != start ] || sleep 2\nexec {real} "$@"\n'
+    job.train("in_short_ticks", SHORT, RLPROF_NSYS=str(executable(tmp_path / "nsys", slow)))
+    rows = rows_of(job, SHORT)
+    assert [row["state"] for row in rows.values()] == ["missing", "missing"], rows
+    began = r"(step 1 ended after [\d.]+ s|generation\+0s\+1.2s was over)"
+    assert re.fullmatch(began + r", before the profiler recorded: its start took 2\.\d+ s", rows[1]["reason"])
+    assert rows[2]["reason"].endswith(BUSY)
+    assert not list(job.node_dir.rglob("*.nsys-rep"))
+
+
 def test_the_words_of_a_refusal_are_the_same_for_all_who_are_asked() -> None:
-    for name in ("torch", "memory", "rocprof_sys"):
+    for name in ("rocprof_sys",):
         capture = {"backend": name, "workers": "policy", "steps": "5", **PART_ASKED}
         request = request_from_dict({"captures": [capture]})
         said = set()

@@ -32,8 +32,8 @@ def with_our_runtime(pause=lambda step: None):
     prof.close()
 
 
-def in_ticks(tick_s=0.02):
-    """Our runtime, in two steps of phases of 3 s; each tick is a range, called by when it began in it."""
+def in_ticks(tick_s=0.02, phase_s=3):
+    """Our runtime, two steps of phases of `phase_s`; each tick is a range, called by when it began in it."""
     from rlprof_ops.runtime import profiler
 
     prof = profiler.from_env()
@@ -42,7 +42,7 @@ def in_ticks(tick_s=0.02):
             for phase in PHASES:
                 with prof.range(phase):
                     began = time.monotonic()
-                    while (now := time.monotonic() - began) < 3:
+                    while (now := time.monotonic() - began) < phase_s:
                         with prof.range(f"{step} {phase} {now:.2f}"):
                             time.sleep(tick_s)
     prof.close()
@@ -61,6 +61,24 @@ def unmodified(around=lambda step: contextlib.nullcontext()):
             for phase in PHASES:
                 with follower.task(phase):
                     work()
+
+
+def unmodified_in_ticks(phase_s=3):
+    """Two steps that somebody else leads; each tick is a task, called by when it began in its phase."""
+    from rlprof_ops.runtime import follower
+    from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+
+    clock = ClockFile(os.environ["RLPROF_NODE_DIR"], write=True)
+    for step in (1, 2):
+        since_ns, phases = time.monotonic_ns(), {}
+        for phase in PHASES:
+            phases[phase] = time.monotonic_ns()
+            clock.store(ClockState(step, time.time_ns(), True, 0, since_ns, dict(phases)))
+            began = time.monotonic()
+            while (now := time.monotonic() - began) < phase_s:
+                with follower.task(f"{step} {phase} {now:.2f}"):
+                    work()
+        clock.store(ClockState(step, time.time_ns(), False, 0, since_ns, dict(phases)))
 
 
 def with_a_range_of_its_own():
@@ -105,7 +123,9 @@ if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS
 {
     "process": with_our_runtime,
     "in_ticks": in_ticks,
+    "in_short_ticks": lambda: in_ticks(phase_s=0.75),
     "supervisor": unmodified,
+    "unmodified_in_ticks": unmodified_in_ticks,
     "trainer": with_a_range_of_its_own,
     "on_demand": asked_meanwhile,
 }[DRIVER]()

@@ -1,10 +1,11 @@
 """Which tests may run beside which, when pytest has several workers (`-n`).
 
-What uses the machine is three shares, each taken by one worker as a whole, test after test in the order of a
-run without workers: what runs in a Slurm sandbox, real trainers, and whatever else uses this machine itself
-(a Ray cluster, nsys). The sandbox begins first, being the longest, with several jobs at once; beside it the
-environments of real trainers are built and what needs one core alone is run; the other two come last, when
-the sandbox has one job at a time. A mark `share(name)` overrules what is here.
+What uses the machine is three shares, each taken by one worker as a whole, test after test in the order of
+a run without workers: what runs in a Slurm sandbox, real trainers, and whatever else uses this machine
+itself (a Ray cluster, nsys). The sandbox begins first, being the longest, with several jobs at once; beside
+it the environments of real trainers are built and what needs one core alone is run; the other two come
+last, when the sandbox has one job at a time. In the quick tier, with one job on the sandbox, this machine's
+share is the longest: it begins first, beside everything else. A mark `share(name)` overrules what is here.
 Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
@@ -14,12 +15,15 @@ from collections.abc import Collection
 
 import pytest
 
+from tests import tiers
+
 SANDBOX = "sandbox"
 MACHINE = "machine"
 ENVIRONMENTS = "environments"
 TRAINERS = "trainers"
 _FIRST = (SANDBOX, ENVIRONMENTS)
 _LAST = (TRAINERS, MACHINE)
+_QUICK = (MACHINE, SANDBOX, ENVIRONMENTS, TRAINERS)
 _SANDBOX_MARKS = {"slurm", "lane"}
 _SANDBOX_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
 _MACHINE_MARKS = {"ray", "nsys", "timed"}
@@ -48,7 +52,8 @@ def share(item: pytest.Item) -> str:
 
 def rank(item: pytest.Item) -> int:
     """The order in which shares begin; those of one rank as they are."""
+    first, last = (_QUICK, ()) if tiers.tier() == tiers.QUICK else (_FIRST, _LAST)
     name = share(item)
-    if name in _FIRST:
-        return _FIRST.index(name)
-    return len(_FIRST) + (1 + _LAST.index(name) if name in _LAST else 0)
+    if name in first:
+        return first.index(name)
+    return len(first) + (1 + last.index(name) if name in last else 0)

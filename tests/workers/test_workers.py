@@ -75,7 +75,7 @@ def test_build(): pass
 }
 
 
-def run(folder: Path, *words: str, require: str = "", **files: str) -> tuple[int, str]:
+def run(folder: Path, *words: str, require: str = "", tier: str = "", **files: str) -> tuple[int, str]:
     """pytest's exit status and what it says."""
     (folder / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {HOME} {HOME / 'python'}\naddopts = -ra --import-mode=importlib\n"
@@ -87,7 +87,7 @@ def run(folder: Path, *words: str, require: str = "", **files: str) -> tuple[int
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RLPROF_"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, "."],
-        cwd=folder, env=kept | {"RLPROF_TESTS_REQUIRE": require, "COLUMNS": "200"},
+        cwd=folder, env=kept | {"RLPROF_TESTS_REQUIRE": require, "RLPROF_TESTS": tier, "COLUMNS": "200"},
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -125,6 +125,13 @@ def test_a_worker_has_the_sandbox_one_the_machine_and_the_person_sees_what_one_p
         r"^\[ *\d+%\] gw[01] passed +\d\.\d s  test_b\.py::test_parameter\[me@here\]$", said, re.MULTILINE
     )
     assert re.search(r"^\[ *\d+%\] gw[01] skipped +\d\.\d s  test_b\.py::test_no_fuse$", said, re.MULTILINE)
+
+
+def test_in_the_quick_tier_what_uses_this_machine_begins_first(tmp_path):
+    status, said = run(tmp_path, "-n", "2", tier="quick")
+
+    assert status == 0, said
+    assert "test_second" in [names[0] for names in order(tmp_path).values()]
 
 
 def test_without_workers_nothing_differs(tmp_path):

@@ -197,7 +197,7 @@ class GpuTimes(msgspec.Struct, frozen=True):
 class IdleSplit(msgspec.Struct, frozen=True):
     """Why a GPU was idle in a window; the four parts add up to its idle time.
 
-    queued: the work that ended the gap had been launched before the gap began (launch latency, waiting for
+    queued: the work that ended the gap had been launched, its call had returned (launch latency, waiting for
     another stream or for a graph's edges). Of the rest: synchronising is while the host stood in a
     synchronise call; waiting is while the process was in no phase of its step (another role had the turn);
     host is everything else: the process was in a phase and had not launched the next work yet.
@@ -429,6 +429,63 @@ class NameRow(msgspec.Struct, frozen=True):
     ]
 
 
+class DurationSpread(msgspec.Struct, frozen=True):
+    """How durations are spread. Quantiles are the smallest that so many of them do not exceed: exact for one
+    report, for several within 2.5 % of the calls.
+    """
+
+    total_ns: Ns
+    min_ns: Ns
+    median_ns: Ns
+    p90_ns: Ns
+    p99_ns: Ns
+    max_ns: Ns
+    std_ns: Annotated[Ns, Meta(description="standard deviation of a sample")]
+
+
+class KernelDurationRow(msgspec.Struct, frozen=True):
+    """How the durations of a kernel or copy are spread, over all ranks of a worker."""
+
+    worker: str
+    phase: str
+    name: str
+    count: Count
+    durations: DurationSpread
+
+
+class LaunchRow(msgspec.Struct, frozen=True):
+    """Calls of one name that launched GPU work, in a phase of a worker."""
+
+    worker: str
+    phase: str
+    call: str
+    count: Count
+    pieces: Annotated[Count, Meta(description="kernels and copies that they launched: a graph's are many")]
+    shorter: Annotated[
+        Count, Meta(description="calls that took longer than all the work which they launched")
+    ]
+    calls: DurationSpread
+    delays: Annotated[
+        DurationSpread, Meta(description="from the end of a call to the start of its first work, from 0 on")
+    ]
+    work: Annotated[DurationSpread, Meta(description="GPU time of what a call launched")]
+
+
+class LaunchQueueRow(msgspec.Struct, frozen=True):
+    """How many launches waited on a stream, a launch from the begin of its call to the start of its work."""
+
+    rank: RankIndex
+    report: str
+    device: int
+    stream: int
+    launches: Count
+    window_ns: Annotated[Ns, Meta(description="first call to last start")]
+    mean: Annotated[float, Meta(description="by time")]
+    longest: Count
+    empty: Annotated[float, Meta(description="share of the window in which none waited")]
+    full: Annotated[float, Meta(description="share of the window in which 1,024 waited, CUDA's most")]
+
+
 class KernelClassRow(msgspec.Struct, frozen=True):
     """GPU work of one class in a phase of a worker."""
 
@@ -602,6 +659,31 @@ class MemoryRow(MemoryPeak, frozen=True):
     rank: RankIndex
 
 
+class HungRanks(msgspec.Struct, frozen=True):
+    """Ranks that stand alike in a hang."""
+
+    ranks: list[int]
+    is_missing: bool
+    last: Annotated[list[int], Meta(description="of each group, the collective begun last; 0 for none")]
+    open_in: Annotated[int | None, Meta(description="index of the group in whose collective they wait")]
+    now: Annotated[str, Meta(description="what they wait in or ended last, and where in the code")]
+    frames: Annotated[list[str], Meta(description="the stack of it, innermost first")]
+
+
+class HangRow(msgspec.Struct, frozen=True):
+    """A hang, by the dumps of PyTorch's flight recorder that came home from one world of ranks; without
+    groups and ranks where only the job's recorder told of it.
+    """
+
+    kind: str
+    text: str
+    sure: bool = True
+    step: Annotated[int | None, Meta(description="in which the recorder found it")] = None
+    groups: list[str] = []
+    ranks: list[HungRanks] = []
+    notes: list[str] = []
+
+
 class Answer(msgspec.Struct, frozen=True):
     """All times are integer nanoseconds; start_ns counts from t0_ns (UTC); ranks and phases are indices into
     ranks and phase_names. Definitions stand in the page and in the docstrings of rlprof_ops.analyze.metrics
@@ -653,6 +735,16 @@ class Answer(msgspec.Struct, frozen=True):
     kernel_spans: Annotated[KernelSpans, Meta(description="the longest kernels and copies, one by one")] = (
         KernelSpans()
     )
+    hangs: Annotated[list[HangRow], Meta(description="whom a collective, or the driver, waited for")] = []
+    launches: Annotated[
+        list[LaunchRow], Meta(description="calls that launched GPU work, those that took longest first")
+    ] = []
+    launch_queues: Annotated[
+        list[LaunchQueueRow], Meta(description="launches that waited on a stream, the most launches first")
+    ] = []
+    kernel_durations: Annotated[
+        list[KernelDurationRow], Meta(description="of the kernels that take longest in all")
+    ] = []
 
 
 def json_schema() -> dict[str, object]:

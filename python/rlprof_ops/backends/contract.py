@@ -121,9 +121,12 @@ class Stopping(Protocol):
 class WindowRecorder(Protocol):
     """One backend in this process. `open` and `close` raise `CaptureError`.
 
-    It may have: `lead_s`, how long before its recording begins `open` is called, for a window inside a step;
-    `late`, its files come when the process ends; `extra`, more files of the window as (first,
-    last step, file, phase); `cut_short`, why its recording ended before `close`, after `steps`.
+    It may have: `prepare(step)`, called on the thread that trains before a window inside that step;
+    `lead_s`, how long before its recording begins `open` is called, for such a window; `collects_s`, since
+    when the open window holds something, by the monotonic clock; `stopped_s`, until when the last one did;
+    `late`, its files come when the process
+    ends; `extra`, more files of the window as (first, last step, file, phase); `cut_short`, why its recording
+    ended before `close`, after `steps`.
     """
 
     suffix: str
@@ -152,6 +155,7 @@ class Backend:
         on_demand: whether `rlprof capture` may ask for it in a running process.
         one_report: its tool writes one report when the process ends, with all windows in it.
         parts_of_steps: its windows may open and close inside a step, on another thread than the training's.
+        parts_at_ranges: so may they, but on the thread that trains alone, where a range begins or ends.
         window_options: those of `window_support.OPTIONS` that it has.
         timed_options: what it has to have where it is started and stopped beside the training thread.
         ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
@@ -182,6 +186,7 @@ class Backend:
     on_demand: bool = True
     one_report: bool = False
     parts_of_steps: bool = False
+    parts_at_ranges: bool = False
     window_options: tuple[str, ...] = ()
     timed_options: Mapping[str, str] = {}
     ray_key: str = ""

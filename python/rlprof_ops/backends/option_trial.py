@@ -1,25 +1,31 @@
 """Tries a profiler's options before workers are started with them: once for the same options, bounded in
-time, alone.
+time, alone; what worked on this image and driver is remembered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlprof_ops import env_names
+from rlprof_ops.backends import trial_memory
+from rlprof_ops.host import processes
+from rlprof_ops.host.background import in_background
 from rlprof_ops.words import limit
 
 TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
 _TRIES = 3
+_MEMORY_S = 2.0  # for a home that hangs
 # nsys 2023.4 on a busy node, seen under load: says nothing about the options.
 BAD_LUCK = re.compile(
     r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file\b"
@@ -59,12 +65,14 @@ class Trials:
         env: Mapping[str, str],
         files: Mapping[str, str] | None = None,
         proof: str | None = None,
+        tool: str = "",
     ) -> str | None:
         """Run `command` unless that was done for `key`; why it must not be used, or None when it works.
 
         "{folder}" in `command` and in the values of `env` stands for the trial's own folder, which holds
         `files` and is removed afterwards. `proof` names a file in it that the command must have written: some
-        tools fail with exit code 0.
+        tools fail with exit code 0. `tool`: the program whose options these are, where one that worked with
+        them on this image and driver is remembered across jobs (`trial_memory`).
         """
         identity = tuple(key)
         when, reason = self._known.get(identity, (0.0, ""))
@@ -72,12 +80,38 @@ class Trials:
             return reason
         task = self._running.get(identity)
         if task is None:
-            task = asyncio.ensure_future(_try_some(command, env, files or {}, proof))
+            task = asyncio.ensure_future(_once_a_node(tool, identity, command, env, files or {}, proof))
             self._running[identity] = task
             task.add_done_callback(lambda _: self._running.pop(identity, None))
         reason = await asyncio.shield(task)
         self._known[identity] = (time.monotonic(), reason)
         return reason
+
+
+async def _once_a_node(
+    tool: str,
+    words: Sequence[str],
+    command: Sequence[str],
+    env: Mapping[str, str],
+    files: Mapping[str, str],
+    proof: str | None,
+) -> str | None:
+    """Try, unless a job before has: what works is remembered, and what does not is tried again."""
+    key = await _off_the_loop(trial_memory.key_of, tool, words) if tool else None
+    if key and await _off_the_loop(trial_memory.knows, key):
+        return None
+    reason = await _try_some(command, env, files, proof)
+    if key and reason is None:
+        await _off_the_loop(trial_memory.remember, key)
+    return reason
+
+
+async def _off_the_loop(work: Callable[..., Any], *arguments: object) -> Any:
+    """What `work` gives; None where the disk that it reads gives nothing in time."""
+    try:
+        return await in_background(work, *arguments, seconds=_MEMORY_S)
+    except (OSError, ValueError, RuntimeError):  # it hangs; no thread is to be had
+        return None
 
 
 async def _try_some(
@@ -119,7 +153,8 @@ async def _try(
             try:
                 code = await asyncio.wait_for(process.wait(), limit_s)
             except asyncio.TimeoutError:
-                _kill_group(process.pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
                 return f"did not return within {limit(limit_s)}: {_said(folder) or 'it said nothing'}"
         if code != 0:
@@ -130,7 +165,8 @@ async def _try(
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or command[0]}"
     finally:
-        _kill_left_behind(str(folder))
+        # A profiler's agent outlives its command in a session of its own.
+        processes.end(processes.started_with(f"TMPDIR={folder}"), grace_s=0.0)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -144,24 +180,3 @@ def _said(folder: Path) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if _TELLING.search(line)]
     return " | ".join(telling[:3] or lines[-3:])[:600]
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def _kill_left_behind(folder: str) -> None:
-    """A profiler's agent outlives its command in a session of its own; it is known by the trial's TMPDIR."""
-    mark = f"TMPDIR={folder}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as variables:
-                if mark in variables.read().split(b"\0"):
-                    os.kill(int(entry), signal.SIGKILL)
-        except OSError:
-            continue

@@ -78,10 +78,11 @@ def _refused(backend: Backend, driver: str, feature: str) -> str:
         return f"{backend.name} takes no capture on demand{why}"
     if feature in OPTIONS and feature not in backend.window_options:
         return f"{backend.name} has no option {feature!r}: only {OPTIONS[feature]} takes it"
-    if feature == PART and driver in (PROCESS, SUPERVISOR) and not backend.parts_of_steps:
+    parts = backend.parts_of_steps or backend.parts_at_ranges
+    if feature == PART and driver in (PROCESS, SUPERVISOR) and not parts:
         return (
             f"{backend.name} takes no window inside a step (at, for): it records whole steps, and phases with"
-            " each: phase; nsight takes a part of a step"
+            " each: phase; nsight, torch and memory take a part of a step"
         )
     if driver == ON_DEMAND:
         return _REFUSED_ON_DEMAND.get(feature, "")
@@ -98,10 +99,14 @@ def _how(backend: Backend, driver: str, feature: str) -> str:
     if feature == CAPTURE_RANGE:
         by = "; cudaProfilerApi: opened by the trainer's own calls" if driver == SUPERVISOR else ""
         return f"reports come when the process ends, and to `output_dir` when the node ends{by}"
-    if driver == SUPERVISOR and feature == PART:
-        return "phases are those of the process that leads the steps"
+    if feature == PART:
+        theirs = "phases are those of the process that leads the steps" if driver == SUPERVISOR else ""
+        where = ("a task", "no task runs") if driver == SUPERVISOR else ("a range", "the step ends")
+        seen = f"opens where {where[0]} begins or ends, closes there too or when {where[1]}"
+        return "; ".join(filter(None, (seen if backend.parts_at_ranges else "", theirs)))
     if driver == SUPERVISOR and feature == EACH_PHASE:
-        return "at the tasks that an adapter marks"
+        own = " in the worker's own process, not in its children: `at` takes those too"
+        return f"at the tasks that an adapter marks{own if backend.windows_from_outside else ''}"
     if driver == SUPERVISOR and feature == EACH_STEP and not backend.windows_from_outside:
         return "from the first task of the step"
     return ""

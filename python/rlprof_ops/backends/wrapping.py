@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlprof_ops import env_names
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -47,6 +49,11 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     exit_code_file: str | None = None
+
+
+def worker_variables(worker: str, rank: int | None) -> dict[str, str]:
+    """How a process is told which worker and rank it is."""
+    return {env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)}
 
 
 class Wrapped(Protocol):

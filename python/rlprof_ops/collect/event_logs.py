@@ -69,7 +69,7 @@ class Led:
 class ProcessLog:
     """What one training process told. `last_step` is the last step it entered; None when it entered none.
     `began`: the job's step when it registered. `follows`: it takes its steps from the job's clock, and
-    registered for a piece of work. `led`: where it leads.
+    registered for a piece of work. `led`: where it leads. `backends`: what it may record.
     """
 
     node: str
@@ -86,6 +86,7 @@ class ProcessLog:
     began: int = 0
     follows: bool = False
     led: Led | None = None
+    backends: tuple[str, ...] = ()
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
@@ -125,7 +126,7 @@ class Notes:
     """What processes told beside windows. `not_seen`: what the adapters could not follow, each once;
     `adapted`: the trainers that were recognised in a driver.
     `selected` and `begun`: workers with their ranks. `nsys_failed`: by a session's name without its process,
-    what became of the last try to begin it.
+    what became of the last try to begin it. `changed`: what of the options a node's GPUs have, each once.
     """
 
     not_seen: list[str] = field(default_factory=list)
@@ -133,6 +134,7 @@ class Notes:
     selected: set[tuple[str, int]] = field(default_factory=set)
     begun: set[tuple[str, int]] = field(default_factory=set)
     nsys_failed: dict[str, str] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
 
     def read(self, tree: ContainedDir, folder: str) -> None:
         """Add what the processes of one `events/` folder have told."""
@@ -159,6 +161,8 @@ class Notes:
                 self.not_seen.append(text)
         elif event == "adapted" and (trainer := foreign.text(row.get("trainer"))) not in self.adapted:
             self.adapted.append(trainer)
+        elif event == "nsys_options":
+            self.changed += [reason] if reason not in self.changed else []
         elif event == "nsys_failed":
             self.nsys_failed[foreign.text(row.get("session"))] = reason
         elif event in ("selected", "begun") and worker and rank is not None:
@@ -243,6 +247,7 @@ class LogBuilder:
             began=foreign.whole(first.get("began")) or 0,
             follows=first.get("follows") is True,
             led=self._led(),
+            backends=tuple(map(foreign.text, foreign.a_list(first.get("backends")))),
         )
 
     def _led(self) -> Led | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.host import foreign
@@ -49,8 +49,7 @@ class CaptureCounts:
         return text + (f" ({', '.join(more)})" if more else "")
 
 
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(NamedTuple):
     """A process that has registered; of one worker and rank the latest."""
 
     worker: str
@@ -62,8 +61,7 @@ class WorkerState:
     ended: bool
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """What became of one worker's capture on demand: `path` in the run folder, or a reason."""
 
     asked_by: str
@@ -92,34 +90,15 @@ class JobState:
     def to_json(self) -> str:
         # By hand: `asdict` copies every value of thousands of workers, while the head has steps to pass on.
         found = {"schema": _SCHEMA, **vars(self), "captures": vars(self.captures)}
-        for name in ("workers", "answers"):
-            found[name] = [list(vars(each).values()) for each in getattr(self, name)]
         return json.dumps(found, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, raw: bytes) -> JobState | None:
         """None for anything that is not a state of this schema."""
         try:
-            data = foreign.parse(raw)
-            if data["schema"] != _SCHEMA:
-                return None
-            return cls(
-                written_ns=int(data["written_ns"]),
-                control=str(data["control"]),
-                nodes_up=_count(data["nodes_up"]),
-                step=_count(data["step"]),
-                captures=CaptureCounts(**{name: _count(value) for name, value in data["captures"].items()}),
-                workers=tuple(
-                    WorkerState(str(w), int(r), str(n), int(p), int(t), d is True, e is True)
-                    for w, r, n, p, t, d, e in data["workers"]
-                ),
-                answers=tuple(
-                    Answered(str(a), str(w), int(r), str(p), str(why)) for a, w, r, p, why in data["answers"]
-                ),
-                steps=tuple((str(n), str(w), int(r), int(p), int(s)) for n, w, r, p, s in data["steps"]),
-                found=str(data.get("found", "")),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            data = foreign.an_object(foreign.parse(raw))
+            return foreign.typed(data, cls) if data.get("schema") == _SCHEMA else None
+        except ValueError:
             return None
 
 
@@ -142,7 +121,3 @@ def latest(logs: Iterable[ProcessLog]) -> tuple[WorkerState, ...]:
         WorkerState(log.worker, log.rank, log.node, log.pid, log.registered_ns, log.on_demand, log.ended)
         for log in found.values()
     )
-
-
-def _count(value: Any) -> Any:
-    return None if value is None else int(value)

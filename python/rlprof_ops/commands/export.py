@@ -44,8 +44,8 @@ from rlprof_ops.commands._jobs import job_argument
 @click.option(
     "--otlp",
     metavar="URL",
-    help="Send steps, phases and, at the end, requests as spans to this collector (OTLP over HTTP), such as"
-    " http://host:4318.",
+    help="Send steps, phases, findings and, at the end, requests as spans to this collector (OTLP over HTTP),"
+    " such as http://host:4318.",
 )
 @click.option(
     "--parquet",
@@ -83,7 +83,7 @@ def command(
 
     from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.extras import need
-    from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.job.run_folder import job_of, run_folder
     from rlprof_ops.operate.export import endpoint
     from rlprof_ops.operate.export.export_run import Sink, export
     from rlprof_ops.operate.export.otlp import OtlpSpans
@@ -124,7 +124,8 @@ def command(
         if tensorboard is not None:
             sinks.append(opened.enter_context(contextlib.closing(TensorBoardScalars(tensorboard))))
         if otlp is not None:
-            spans = opened.enter_context(contextlib.closing(OtlpSpans(otlp, run.name.removesuffix("-logs"))))
+            job_id = job_of(run) or run.name
+            spans = opened.enter_context(contextlib.closing(OtlpSpans(otlp, job_id, run=run)))
             sinks.append(spans)
         steps = export(run, sinks, openmetrics, every_s if follow else None)
         if otlp is not None and any(run.glob(f"nodes/*/{REQUESTS}/*.jsonl")):

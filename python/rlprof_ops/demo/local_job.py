@@ -41,7 +41,9 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     env |= settings
     node = os.uname().nodename
-    env |= supervisor_env(job, run, node, [node], HeadAddress(_LOOPBACK, free_port(), free_port()))
+    gcs_port = free_port()
+    address = HeadAddress(_LOOPBACK, gcs_port, free_port([gcs_port]))
+    env |= supervisor_env(job, run, node, [node], address)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "rlprof_ops.supervisor"], env=env, stdin=subprocess.DEVNULL

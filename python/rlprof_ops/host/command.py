@@ -44,7 +44,7 @@ def run(
     return subprocess.CompletedProcess(argv, _NOT_RUN, "", reason)
 
 
-def output_of(*argv: str) -> str:
+def output_of(*argv: str, seconds: float = _TOOL_SECONDS) -> str:
     """What a tool prints; "" when it is not here, fails, or does not end in time."""
-    done = run(argv, _TOOL_SECONDS)
+    done = run(argv, seconds)
     return done.stdout if done.returncode == 0 else ""

@@ -15,7 +15,7 @@ import re
 import stat
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 
 MOST_BYTES = 256 << 20
@@ -162,8 +162,11 @@ def _check(kind: Any) -> _Check:
         return _array_check(_check(inner[0]), origin)
     if origin is tuple:
         return _row_check([_check(each) for each in inner])
-    if origin is dict:
+    if origin in (dict, Mapping):
         return _mapping_check(_check(inner[1]))
+    if hasattr(kind, "_fields"):  # a NamedTuple, which JSON has as a list
+        row = _row_check([_check(hint) for hint in typing.get_type_hints(kind).values()])
+        return lambda value, place: kind(*row(value, place))
     return _scalar_check(kind)
 
 

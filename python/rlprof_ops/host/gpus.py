@@ -19,6 +19,14 @@ def has_gpu() -> bool:
     return has_nvidia_driver() or os.path.exists("/dev/kfd")
 
 
+def compute_capability() -> float:
+    """The highest of NVIDIA's GPUs here, 9.0 of an H100; 0 without one, or where it is not told in 10 s, for
+    a worker's start waits for it. Never raises.
+    """
+    told = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", seconds=10.0)
+    return max((float(found) for found in re.findall(r"^(\d+\.\d+)\s*$", told, re.MULTILINE)), default=0.0)
+
+
 def visible_gpus() -> int:
     """How many GPUs a process here may use; 0 without a driver or its tool. Never raises."""
     return _of_nvidia() or _of_amd()

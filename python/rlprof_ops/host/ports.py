@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
@@ -25,17 +26,21 @@ def listening(tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> 
     return frozenset(ports)
 
 
-def free_port() -> int:
-    """A port that nobody uses now, as the kernel gives it."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(apart_from: Collection[int] = ()) -> int:
+    """A port that nobody uses now, as the kernel gives it: it may give the same one twice until somebody
+    listens there. `apart_from`: those that are promised to somebody.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        if port not in apart_from:
+            return port
 
 
-def usual_port(port: int) -> int:
-    """`port` where nobody of this node listens there, else a free one."""
-    return free_port() if port in listening() else port
+def usual_port(port: int, apart_from: Collection[int] = ()) -> int:
+    """`port` where nobody of this node listens there and nobody is promised it, else a free one."""
+    return free_port(apart_from) if port in listening() or port in apart_from else port
 
 
 def check_free(wanted: dict[str, int], node: str) -> None:

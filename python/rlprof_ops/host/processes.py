@@ -77,19 +77,7 @@ def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
 
 
 def _writes_below(pid: int, folder: str) -> bool:
-    try:
-        names = os.listdir(_PROC / str(pid) / "fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            if os.readlink(_PROC / str(pid) / "fd" / name).startswith(folder) and _opened_for_writing(
-                pid, name
-            ):
-                return True
-        except OSError:
-            continue
-    return False
+    return any(path.startswith(folder) and _opened_for_writing(pid, fd) for fd, path in _open_files(pid))
 
 
 def is_profiler(process: Process) -> bool:
@@ -135,6 +123,17 @@ def awaited_storage(pid: int) -> str:
     return next((name for prefix, name in _STORAGE_WAITS.items() if function.startswith(prefix)), "")
 
 
+def rays_task(pid: int) -> str:
+    """What a worker of Ray's runs, by its process's title: `Actor.method`, or `Actor` between two calls;
+    empty for others.
+    """
+    with contextlib.suppress(OSError):
+        title = (_PROC / str(pid) / "cmdline").read_bytes()[:200].decode(errors="replace")
+        name = title.partition("\0")[0].strip()
+        return name.removeprefix("ray::") if name.startswith("ray::") and name != "ray::IDLE" else ""
+    return ""
+
+
 def moved_bytes(pid: int) -> int:
     """What a process has read and written so far, in pipes and files; 0 where that is not told."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -178,23 +177,12 @@ def terminate(process: Process) -> None:
 
 def writers(paths: frozenset[str]) -> set[str]:
     """Those of `paths` (absolute, real) that a process of this user has open for writing."""
-    busy: set[str] = set()
-    if not paths:
-        return busy
-    for process in _mine():
-        folder = _PROC / str(process.pid) / "fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            try:
-                target = os.readlink(folder / name)
-                if target in paths and _opened_for_writing(process.pid, name):
-                    busy.add(target)
-            except OSError:
-                continue
-    return busy
+    return {
+        path
+        for process in (_mine() if paths else ())
+        for fd, path in _open_files(process.pid)
+        if path in paths and _opened_for_writing(process.pid, fd)
+    }
 
 
 def end(
@@ -281,8 +269,18 @@ def _ancestors() -> frozenset[int]:
     return frozenset(pids)
 
 
+def _open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Descriptor and path of each file that a process has open."""
+    folder = _PROC / str(pid) / "fd"
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield fd, os.readlink(folder / fd)
+
+
 def _opened_for_writing(pid: int, fd: str) -> bool:
-    for line in (_PROC / str(pid) / "fdinfo" / fd).read_text().splitlines():
-        if line.startswith("flags:"):
-            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    with contextlib.suppress(OSError):
+        for line in (_PROC / str(pid) / "fdinfo" / fd).read_text().splitlines():
+            if line.startswith("flags:"):
+                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
     return False

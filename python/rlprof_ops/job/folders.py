@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "control"
 
     @property
+    def attach_env(self) -> Path:
+        """What `scripts/attach.sh` reads, once the cluster is up."""
+        return self.secrets / "attach.env"
+
+    @property
     def token(self) -> Path:
         return self.secrets / "ray_token"
 

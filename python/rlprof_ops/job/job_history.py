@@ -67,11 +67,8 @@ def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:
     """All that are remembered, oldest first; lines that make no sense are left out."""
     found = []
     for line in foreign.tail(path(env), _MOST_BYTES).splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            row = foreign.parse(line)
-            found.append(
-                Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"]))
-            )
+        with contextlib.suppress(ValueError):
+            found.append(foreign.typed(foreign.parse(line), Remembered))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import home
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def into(
     """
     if job.slurm is not None and (job.slurm.ended or job.slurm.waiting):
         raise RlprofError(f"job {job.id} is not running ({job.slurm.state}); rlprof status {job.id}")
-    if job.run is None or not (job.run / ".secrets" / "attach.env").exists():
+    if job.run is None or not RunFolder(job.run).attach_env.exists():
         raise RlprofError(f"job {job.id}: its cluster is not up, or it is not yours; rlprof status {job.id}")
     line = ["bash", str(home() / "scripts" / "attach.sh"), str(job.run), node]
     # A COMMAND that happens to be set in this shell is nobody's order.

@@ -132,7 +132,7 @@ def stacks(
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
         time.sleep(_HEAD_POLL_S)
-        for name in _names(folder):
+        for name in watcher.names_in(folder):
             node, _, pid = name.removesuffix(".json").rpartition("_")
             asked = waiting.get((node, int(pid))) if pid.isdigit() else None
             data = foreign.read_object(folder / name) if asked is not None else {}
@@ -204,13 +204,6 @@ def _state(run: Path) -> JobState | None:
             return job_state.read(folder)
     except OSError:
         return None
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if name.endswith(".json") and name[0] != ".")
-    except OSError:
-        return []
 
 
 def registered(run: Path) -> list[TrainingProcess]:

@@ -21,12 +21,20 @@ _SEEN_NS = 6 * 10**9  # the recorder looks after its processes every few seconds
 _ECHO = re.compile(
     r"\w*Actor\w*Error:|(?:RuntimeError|Dist\w*Error): .*(?:"
     r"connection\b.{0,30}\b(?:closed|reset|refused|aborted|lost)|closed by (?:remote )?peer|broken pipe"
-    r"|remote process exited|\bgot 0 bytes|watchdog caught|timed out waiting \d+ ?ms)",
+    r"|remote process exited|ncclRemoteError|communicator was aborted|\bgot 0 bytes|watchdog caught"
+    r"|timed out waiting \d+ ?ms)",
     re.IGNORECASE | re.DOTALL,
 )
+# The first that fits. NCCL quotes the call of CUDA that failed in it.
 _KINDS = (
-    (re.compile("out of memory|OutOfMemory", re.IGNORECASE), " (memory)"),
-    (re.compile(r"CUDA|CUBLAS|CUDNN|NCCL"), " (GPU)"),
+    (re.compile(r"\b(CUDA|HIP|NCCL)\b.*out of memory", re.IGNORECASE | re.DOTALL), " (GPU memory)"),
+    (re.compile("out of memory|OutOfMemory|MemoryError", re.IGNORECASE), " (memory)"),
+    (
+        re.compile(r"NCCL.*\bCUDA\b (?:failure|function failed)", re.IGNORECASE | re.DOTALL),
+        " (CUDA, called by NCCL)",
+    ),
+    (re.compile(r"NCCL", re.IGNORECASE), " (NCCL)"),
+    (re.compile(r"\bCUDA|CUBLAS|CUDNN|CUSOLVER|AcceleratorError"), " (CUDA)"),
 )
 _Row = dict[str, Any]
 _Ranks = dict[tuple[str, int], int | None]  # by node and pid

@@ -20,6 +20,7 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import harvest_job
 from rlprof_ops.job.end_cause import ORDER_EXIT, EndCause
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.run_folder import Job
 
 _CAUSE_EXIT: dict[str, int] = {
@@ -229,7 +230,7 @@ def _state(job: Job, observed: Observed | None) -> str:
 
 def _has_attach(job: Job) -> bool:
     """A cluster without a COMMAND is ready when one may attach to it."""
-    return job.run is not None and (job.run / ".secrets" / "attach.env").exists()
+    return job.run is not None and RunFolder(job.run).attach_env.exists()
 
 
 def _told_code(observed: Observed | None) -> int | None:

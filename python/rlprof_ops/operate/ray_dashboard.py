@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.run_folder import Job
 
 # What `ray start --head` prints; colours are taken out before.
@@ -61,7 +62,7 @@ def locate(job: Job) -> Dashboard:
     said = _SAID.search(foreign.tail(job.run / "logs" / head / "ray_start.log", 1 << 20))
     if said is not None:
         host = "127.0.0.1" if said["host"] in ("0.0.0.0", "localhost") else said["host"]
-        return Dashboard(head, host, int(said["port"]), job.run / ".secrets" / "ray_token")
+        return Dashboard(head, host, int(said["port"]), RunFolder(job.run).token)
     if _switched_off(job.run):
         raise UsageError(
             f"job {job.id} runs without Ray's dashboard; submit it with --set RLPROF_DASHBOARD=1"
@@ -73,5 +74,5 @@ def locate(job: Job) -> Dashboard:
 
 
 def _switched_off(run: Path) -> bool:
-    environment = foreign.tail(run / ".secrets" / "attach.env")
+    environment = foreign.tail(RunFolder(run).attach_env)
     return bool(environment) and "RLPROF_DASHBOARD=1" not in environment

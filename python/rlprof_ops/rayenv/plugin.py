@@ -25,7 +25,7 @@ from rlprof_ops.host import atomic
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.wrap.wrap_context import WrapError, wrap_context, wrapping_spec
-from rlprof_ops.runtime.trainer_request import with_request
+from rlprof_ops.runtime.trainer_request import request_of, with_request
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -127,12 +127,8 @@ def _of_this_node(context: Any) -> None:
 
 
 def _specs(worker: str, rank: int | None) -> tuple[CaptureSpec, ...]:
-    text = with_request(os.environ).get(env_names.REQUEST_JSON)
-    if not text:
-        return ()
-    from rlprof_ops.request import request_from_json
-
-    return tuple(request_from_json(text).for_worker(worker, rank))
+    request = request_of(os.environ)
+    return tuple(request.for_worker(worker, rank)) if request else ()
 
 
 def _selected_by(worker: str, rank: int | None) -> str:

@@ -173,8 +173,8 @@ class JobView:
         found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9)
         return found, works or any(is_working(rank) for news in told for rank in news.ranks)
 
-    def _awaited(self) -> str:
-        """What the driver waits for, where that is seen; "" where it is not."""
+    def _awaited(self, phase: str) -> str:
+        """What the driver waits for in `phase`, where that is seen; "" where it is not."""
         told = [news for news in self._nodes.values() if news is not None]
         names = {
             (node, now.pid): f"{now.worker} {now.rank}"
@@ -182,14 +182,15 @@ class JobView:
             for now in there
             if now.worker
         }
-        held = held_engine({news.node: news.engines for news in told}, names, _SUSPECT_S)
+        held = held_engine({news.node: news.engines for news in told}, names, _SUSPECT_S, phase)
         return held or (f"the driver waits: {self._unmet}" if self._unmet else "")
 
     def _still(self, t_ns: int, works: bool) -> list[Anomaly]:
         """Whether the step clock stands; who works may go on for as long as a first step."""
         step = self.step
         limit_s = self.hang_limit_s
-        awaited = "" if works else self._awaited()
+        phase = self._open_phase
+        awaited = "" if works else self._awaited(phase)
         if works and self._hang_s is None:
             limit_s = max(limit_s, _FIRST_HANG_S)
         elif awaited and self._hang_s is None:
@@ -200,7 +201,6 @@ class JobView:
             return []
         self._hung_at = self._moved_ns
         still_s = (t_ns - self._moved_ns) / 1e9
-        phase = next((now.phase for now in self._all_now() if now.leads and now.phase), "")
         text = f"the step clock stands still for {duration(still_s * 1e9)} at step {step}" + (
             f", in {phase}" if phase else ""
         )
@@ -212,9 +212,13 @@ class JobView:
         return [finding] if self._is_new(finding) else []
 
     @property
+    def _open_phase(self) -> str:
+        return next((now.phase for now in self._all_now() if now.leads and now.phase), "")
+
+    @property
     def suspect_s(self) -> float:
         """How long a collective may stay open before anybody asks for whom it waits."""
-        phase = next((now.phase for now in self._all_now() if now.leads and now.phase), "")
+        phase = self._open_phase
         steps = self._driver.steps
         usual_s = self._driver.phase_median_s(phase) or (
             steps.median_s if len(steps) >= _LEAST_STEPS else 0.0

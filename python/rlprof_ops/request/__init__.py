@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops import env_names
 from rlprof_ops.request.model import ANY_PHASE, PHASES, Capture, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError
-from rlprof_ops.request.selectors import first_match
+from rlprof_ops.request.selectors import first_match, server_of
 from rlprof_ops.request.steps import Steps, Window
 from rlprof_ops.request.when import When
 
@@ -39,6 +39,7 @@ __all__ = [
     "plan",
     "request_from_dict",
     "request_from_json",
+    "server_of",
 ]
 
 

@@ -17,6 +17,7 @@ from rlprof_ops.request.step_part import StepPart, read_at, read_length
 from rlprof_ops.request.steps import Steps
 from rlprof_ops.request.steps_from import EXAMPLE, STEPS_FROM_KEYS, StepsFrom, parse_rule
 from rlprof_ops.request.when import WHEN_KEYS, When, parse
+from rlprof_ops.words import truth
 
 Path = tuple[Any, ...]
 
@@ -397,15 +398,9 @@ def _when(reader: Reader, path: Path, value: Any) -> When | None:
 
 
 def _boolean(reader: Reader, path: Path, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = (
-        str(value).lower() if isinstance(value, str) or (isinstance(value, int) and value in (0, 1)) else ""
-    )
-    if text in ("true", "yes", "on", "1"):
-        return True
-    if text in ("false", "no", "off", "0"):
-        return False
+    found = truth(str(value)) if isinstance(value, (str, int)) else None
+    if found is not None:
+        return found
     reader.problem(path, f"{path[-1]} must be true or false, not {shown(value)}")
     return False
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from rlprof_ops.backends.contract import LEADERS
 
 Ranks = tuple[int, ...] | None  # None: all; (): none
+
+
+_PART_OF_A_SERVER = re.compile(r"(.+?)(?:_(?:dp|pp|tp)\d+)+")
+
+
+def server_of(worker: str) -> str:
+    """The server that an engine's inner worker belongs to, `rollout` of `rollout_tp1`; "" of any other."""
+    found = _PART_OF_A_SERVER.fullmatch(worker)
+    return found[1] if found else ""
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -17,9 +27,9 @@ def split_words(text: str) -> tuple[str, ...]:
 
 def first_match(worker: str, patterns: Iterable[str]) -> str | None:
     """The first pattern that matches, as NeMo RL reports it ("matched pattern '*policy*'"). The process that
-    leads the steps is matched under each of its names.
+    leads the steps is matched under each of its names, an inner worker of an engine also under its server's.
     """
-    names = LEADERS if worker in LEADERS else (worker,)
+    names = LEADERS if worker in LEADERS else tuple(filter(None, (worker, server_of(worker))))
     return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
 
 

@@ -9,11 +9,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
+from rlprof_ops.backends.contract import WindowRecorder
+from rlprof_ops.backends.window_support import AT_THE_END, ON_DEMAND, driver_of
+from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
@@ -23,7 +26,6 @@ from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
 from rlprof_ops.runtime.ranges.span import Span, StepContext, Tokens, end_tokens, start_tokens
-from rlprof_ops.runtime.recorders.base import choose_taker
 from rlprof_ops.window.captures import Captures, ProcessCapture
 from rlprof_ops.window.gate import ALWAYS_QUIET
 from rlprof_ops.window.output_dir import Folders, OutputDir
@@ -56,6 +58,7 @@ class Profiler:
         follows: bool = False,
     ) -> None:
         self.place = place
+        self.follows = follows
         self.elsewhere: tuple[str, ...] = ()  # backends that somebody else takes for this process
         self._metrics = Metrics() if metrics else None
         self.active = (
@@ -66,6 +69,7 @@ class Profiler:
         self._events = EventLog(place.events / f"{place.stem}.jsonl")
         self._step_file = StepFile(place.events / f"{place.stem}.step")
         self._last_step = 0
+        self._step_thread = 0  # in which the step that runs began
         self._current_step: int | None = None  # tracked where it matters: not in quiet steps
         self._step_times_ns: dict[str, list[int]] = {}
         self._emitters: tuple[RangeEmitter, ...] = ()
@@ -97,7 +101,7 @@ class Profiler:
 
     def _none_yet(self) -> Captures:
         place = self.place
-        return Captures(place, place.root, place.tmp, self._events, self._output_dir, choose_taker)
+        return Captures(place, place.root, place.tmp, self._events, self._output_dir, choose_recorder)
 
     # -- steps
 
@@ -107,26 +111,27 @@ class Profiler:
         """
         return StepContext(self, step)
 
-    def start_step(self, step: int) -> bool:
+    def start_step(self, step: int, began_s: float | None = None) -> bool:
         """Step `step` begins; for trainers with callbacks. False when it has begun already: then its time
-        counts from here, and nothing else changes.
+        counts from here, and nothing else changes. `began_s`: since when, by the monotonic clock, where it
+        was heard of later.
         """
         self._last_step = step
         self._step_file.store(step)
         if self._leader is None:
-            return self._start_step(step)
+            return self._start_step(step, began_s)
         waits = self._leader.begin(step)  # the nodes open their windows while this process opens its own
         try:
             return self._start_step(step)
         finally:
             self._leader.opened(step, waits)
 
-    def _start_step(self, step: int) -> bool:
+    def _start_step(self, step: int, began_s: float | None = None) -> bool:
         low, high = self._quiet
         if low <= step < high:
             return True
         with self._work():
-            return self._enter(step)
+            return self._enter(step, began_s)
 
     def stop_step(self, step: int | None = None) -> None:
         """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
@@ -150,14 +155,15 @@ class Profiler:
             self._captures.close_all()
             self._settle()
 
-    def _enter(self, step: int) -> bool:
+    def _enter(self, step: int, began_s: float | None) -> bool:
         if self._closed or self._current_step == step:
             return False
         if self._current_step is not None:  # its end was never told
             self._end_step_time(self._current_step)
             end_tokens(self._step_tokens)
         self._current_step = step
-        self._captures.enter(step)
+        self._step_thread = threading.get_ident()
+        self._captures.enter(step, began_s=began_s)
         pending, self._pending = self._pending, []
         for action in pending:
             action(step)
@@ -265,14 +271,45 @@ class Profiler:
 
     def _phase_begins(self, name: str) -> tuple[ProcessCapture, ...]:
         """A range begins: open the captures of this phase; what `_phase_ends` needs."""
-        if self._captures.parts_armed:
+        if self._captures.parts_armed and not self.follows:
             self._captures.tell_phase(name)
+            self.visit_own()
         if not self._captures.phases_armed:
             return ()
         with self._work():
             opened = self._captures.begin_phase(name)
             self._settle()
         return opened
+
+    def visit_own(self) -> None:
+        """A range of this process begins or ends, or a loop in one turns: on the thread that trains, windows
+        inside the step may open and close.
+        """
+        if self._captures.parts_due and not self.follows and threading.get_ident() == self._step_thread:
+            self.visit_parts()
+
+    def visit_parts(self, opens: bool = True) -> None:
+        """Open and close windows inside the step that are due; for the thread that trains. Without `opens`,
+        close alone: nothing is being done.
+        """
+        if self._captures.parts_due:
+            with self._work():
+                self._captures.visit_parts(opens)
+                self._settle()
+
+    def has_parts(self, step: int) -> bool:
+        """Whether windows inside steps are open or to come in `step` or later."""
+        return not self._closed and self._captures.has_parts(step)
+
+    def tell_parts(self, step: int, began_s: float, runs: bool) -> None:
+        """The job's step, for windows that open inside it on threads of their own."""
+        with self._work():
+            self._captures.tell_parts(step, began_s, runs)
+
+    def tell_phases(self, step: int, began_s: Mapping[str, float]) -> None:
+        """Since when phases of the job's step are, by the monotonic clock."""
+        for name, at_s in began_s.items():
+            self._captures.tell_phase(name, step, at_s)
 
     def _phase_ends(self, opened: tuple[ProcessCapture, ...], partial: bool) -> None:
         with self._work():
@@ -367,3 +404,19 @@ class Profiler:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.close()
+
+
+def choose_recorder(
+    spec: CaptureSpec, beside: Sequence[CaptureSpec], asked_by: str | None = None
+) -> tuple[WindowRecorder | None, str]:
+    """What records `spec` in this process, or None and the reason why nothing can. `asked_by`: the id of a
+    capture on demand.
+    """
+    driver = driver_of(asked_by)
+    refused = backends.validate(spec, backends.Where(gpu=has_gpu(), driver=driver)).errors
+    if refused:
+        return None, "; ".join(refused)
+    recorder, impossible = backends.get(spec.backend).recorder(spec, beside)
+    if driver == ON_DEMAND and getattr(recorder, "late", False):
+        return None, f"this process was started with a capture range: {AT_THE_END}"
+    return recorder, impossible

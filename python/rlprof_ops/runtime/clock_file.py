@@ -6,24 +6,30 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME = "clock"
 SOCKET = "clock.sock"
-_FIELDS = struct.Struct("<4q")
+_MOST_PHASES, _NAME_BYTES = 8, 200
+_FIELDS = struct.Struct("<5q" + f"q{_NAME_BYTES}s" * _MOST_PHASES)
 
 
 @dataclass(frozen=True)
 class ClockState:
     """`step` begun last (0: none), when, by the driver's clock; `running`: not ended yet; `asked` grows with
-    every window that was asked for on demand, so that the driver waits for it once.
+    every window that was asked for on demand, so that the driver waits for it once. `since_ns` and `phases`:
+    since when this node knows of the step, and of the phases in it that windows count from, by its monotonic
+    clock.
     """
 
     step: int = 0
     begin_ns: int = 0
     running: bool = False
     asked: int = 0
+    since_ns: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
 
 
 class ClockFile:
@@ -38,7 +44,7 @@ class ClockFile:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if write and not (keep and os.fstat(descriptor).st_size == _FIELDS.size):
-                os.write(descriptor, _FIELDS.pack(0, 0, 0, 0))
+                os.write(descriptor, bytes(_FIELDS.size))
             access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
             self._map = mmap.mmap(descriptor, _FIELDS.size, access=access)
         except ValueError as error:  # an empty file: its writer is about to fill it
@@ -47,8 +53,18 @@ class ClockFile:
             os.close(descriptor)
 
     def read(self) -> ClockState:
-        step, begin_ns, running, asked = _FIELDS.unpack_from(self._map)
-        return ClockState(step, begin_ns, bool(running), asked)
+        data = self._map[:]
+        while data != (again := self._map[:]):  # it is being written
+            data = again
+        values = _FIELDS.unpack(data)
+        step, begin_ns, running, asked, since_ns = values[:5]
+        told = zip(values[6::2], values[5::2], strict=True)
+        phases = {name.rstrip(b"\0").decode(errors="replace"): at_ns for name, at_ns in told if at_ns}
+        return ClockState(step, begin_ns, bool(running), asked, since_ns, phases)
 
     def store(self, state: ClockState) -> None:
-        _FIELDS.pack_into(self._map, 0, state.step, state.begin_ns, int(state.running), state.asked)
+        told: list[int | bytes] = []
+        for name, at_ns in (*state.phases.items(), *[("", 0)] * _MOST_PHASES)[:_MOST_PHASES]:
+            told += [at_ns, name.encode()[:_NAME_BYTES]]
+        since = (int(state.running), state.asked, state.since_ns)
+        self._map[:] = _FIELDS.pack(state.step, state.begin_ns, *since, *told)

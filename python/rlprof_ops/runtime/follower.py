@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends, env_names
-from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Follower:
         self._lock = threading.RLock()
         self._busy = 0
         self._step = 0
+        self._told = 0  # the step that windows inside steps know of
         self._watching = False
 
     def task(self, name: str) -> Task:
@@ -47,35 +48,68 @@ class Follower:
         with self._lock:
             self._busy += 1
             self._sync()
-            if self.profiler.any_open and not self._watching:
+            self._visit_parts()
+            if not self._watching and (self.profiler.any_open or self.profiler.has_parts(self._step)):
                 self._watching = True
                 threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
 
     def end(self) -> None:
         with self._lock:
+            self._visit_parts()
             self._busy -= 1
+
+    def _visit_parts(self) -> None:
+        """A task begins or ends: no other one runs while torch is started or stopped."""
+        if self._busy == 1:
+            self.profiler.visit_parts()
 
     def _sync(self) -> None:
         if self._clock is None or self.profiler.closed or self.profiler.leads:
             return
         state = self._clock.read()
         if state.step == self._step and state.running:
+            self._tell_phases(state)
             return
         if self._step and (state.step != self._step or not state.running):
             self.profiler.stop_step(self._step)
             self._step = 0
         if state.step and state.running:
             self._step = state.step
-            self.profiler.start_step(state.step)
+            self.profiler.start_step(state.step, state.since_ns / 1e9 or None)
+            self._tell_phases(state)
+
+    def _tell_phases(self, state: ClockState) -> None:
+        self.profiler.tell_phases(state.step, {name: at_ns / 1e9 for name, at_ns in state.phases.items()})
+
+    def _tell_parts(self) -> None:
+        """The clock's step, for windows that open inside it whatever this process does."""
+        if self._clock is None or self.profiler.leads:
+            return
+        state = self._clock.read()
+        if self._told and (self._told != state.step or not state.running):
+            self.profiler.tell_parts(self._told, 0.0, runs=False)
+            self._told = 0
+        if state.step and state.running:
+            if self._told != state.step:
+                self._told = state.step
+                self.profiler.tell_parts(state.step, state.since_ns / 1e9 or time.monotonic(), runs=True)
+            self._tell_phases(state)
 
     def _watch(self) -> None:
-        """While a window is open: close it when its step has ended, though no further task comes."""
+        """While a window is open: close it when its step has ended, though no further task comes. While there
+        are windows inside steps: open and close them.
+        """
         while True:
             time.sleep(_POLL_S)
             with self._lock:
+                parts = self.profiler.has_parts(self._step)
+                if parts:
+                    self._tell_parts()
                 if self._busy == 0:
-                    self._sync()
-                if not self.profiler.any_open or self.profiler.closed:
+                    self.profiler.visit_parts(opens=False)
+                    if self.profiler.any_open:
+                        self._sync()
+                if not (self.profiler.any_open or parts) or self.profiler.closed:
                     self._watching = False
                     return
 

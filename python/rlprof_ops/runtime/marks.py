@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops import env_names
+from rlprof_ops.host import atomic
 from rlprof_ops.runtime.process.event_log import log_once
 
 FOLDER = "marks"
@@ -103,8 +104,4 @@ def tell_engine(host: str, port: int) -> None:
     url = f"http://[{local}]:{port}/metrics" if ":" in local else f"http://{local}:{port}/metrics"
     path = Path(node_dir, FOLDER, f"{os.getpid()}{ENGINE_SUFFIX}")
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, f"{url}\n".encode())
-    finally:
-        os.close(descriptor)
+    atomic.write(path, f"{url}\n", mode=0o600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import TypeVar, overload
 
     from rlprof_ops.runtime.ranges.range_times import RangeTimes
@@ -41,10 +41,25 @@ class NullProfiler:
     def step(self, step: int) -> NullContext:
         return NULL_CONTEXT
 
-    def start_step(self, step: int) -> bool:
+    def start_step(self, step: int, began_s: float | None = None) -> bool:
         return False
 
     def stop_step(self, step: int | None = None) -> None:
+        return None
+
+    def visit_own(self) -> None:
+        return None
+
+    def visit_parts(self, opens: bool = True) -> None:
+        return None
+
+    def has_parts(self, step: int) -> bool:
+        return False
+
+    def tell_parts(self, step: int, began_s: float, runs: bool) -> None:
+        return None
+
+    def tell_phases(self, step: int, began_s: Mapping[str, float]) -> None:
         return None
 
     def abort_step(self) -> None:

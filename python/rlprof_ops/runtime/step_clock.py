@@ -185,29 +185,25 @@ def lead(node_dir: str | None, request: ProfileRequest | None) -> Lead | None:
 
 def ask_window(what: str) -> bool:
     """Have this process's session start or stop a window now; False when that cannot be had."""
-    session, node_dir = os.environ.get(env_names.NSYS_SESSION), os.environ.get(env_names.NODE_DIR)
-    if not session or not node_dir:
-        return False
-    try:
-        link = SupervisorLink(node_dir)
-    except OSError:
-        return False
-    link.send({"window": what, "session": session, "t_ns": time.time_ns()})
-    return link.wait("window", what, open_wait_s()) is not None
+    session = os.environ.get(env_names.NSYS_SESSION)
+    asked = {"window": what, "session": session, "t_ns": time.time_ns()}
+    return bool(session) and _granted(asked, "window", what)
 
 
 def tell_request(text: str) -> bool:
     """Have every node take a request that the trainer's own configuration makes; False when that cannot be
     had."""
-    node_dir = os.environ.get(env_names.NODE_DIR)
-    if not node_dir:
-        return False
+    return _granted({"request": text}, "request", True)
+
+
+def _granted(message: Mapping[str, object], key: str, value: object) -> bool:
+    """Send one message over a link of its own; whether the supervisor answered it in time."""
     try:
-        link = SupervisorLink(node_dir)
-    except OSError:
+        link = SupervisorLink(os.environ[env_names.NODE_DIR])
+    except (OSError, KeyError):
         return False
-    link.send({"request": text})
-    return link.wait("request", True, open_wait_s()) is not None
+    link.send(message)
+    return link.wait(key, value, open_wait_s()) is not None
 
 
 def current_step() -> int:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
+from rlprof_ops.host import atomic
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import ProfileRequest
 
 FILE = "request.json"
 
 
 def store(node_dir: str | os.PathLike[str], text: str) -> None:
     """Leave the request for the processes of this node. Raises OSError."""
-    path = Path(node_dir, FILE)
-    partial = path.with_name(f".{FILE}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    atomic.write(Path(node_dir, FILE), text)
 
 
 def with_request(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -32,3 +34,19 @@ def with_request(env: Mapping[str, str]) -> Mapping[str, str]:
     except OSError:
         return env
     return {**env, env_names.REQUEST_JSON: text}
+
+
+def request_of(env: Mapping[str, str]) -> ProfileRequest | None:
+    """The request of a process with these variables, of its own or of its node; None where nothing is
+    asked. It is parsed once for one text.
+
+    Raises:
+        RequestError: it is no request.
+    """
+    text = with_request(env).get(env_names.REQUEST_JSON)
+    if not text:
+        return None
+    from rlprof_ops.request import request_from_json
+
+    request = request_from_json(text)
+    return request if request else None

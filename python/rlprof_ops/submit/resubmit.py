@@ -14,6 +14,7 @@ from typing import Any
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import ProfileRequest, request_from_dict
@@ -69,7 +70,7 @@ def _knobs_of(folder: Path) -> dict[str, str]:
     knobs = read_knobs()
     found = {}
     with contextlib.suppress(OSError, ValueError):
-        for line in foreign.read_bytes(folder / ".secrets" / "attach.env").decode().splitlines():
+        for line in foreign.read_bytes(RunFolder(folder).attach_env).decode().splitlines():
             for word in shlex.split(line.removeprefix("export ")):
                 name, _, value = word.partition("=")
                 if (

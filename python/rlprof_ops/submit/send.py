@@ -38,7 +38,9 @@ def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
         raise RlprofError(f"sbatch said no job id: {(done.stdout + done.stderr).strip()}")
     job = lines[-1].strip().partition(";")[0]
     write_record(submission, job, cwd)
-    remember(Remembered(job, str(submission.run_folder(job)), _job_name(submission), time.time_ns()), env)
+    named = sbatch_options.value_of(submission.argv, "--job-name", "-J")
+    name = named or submission.env.get("SBATCH_JOB_NAME", "rlprof")
+    remember(Remembered(job, str(submission.run_folder(job)), name, time.time_ns()), env)
     return job
 
 
@@ -48,16 +50,6 @@ def _refused(said: str) -> RlprofError:
         return RlprofError(f"sbatch refused the job: {said}")
     near = sbatch_options.nearest(unknown[1], ())
     return UsageError(f"sbatch refused the job: {said}" + (f"\nDid you mean {near}?" if near else ""))
-
-
-def _job_name(submission: Submission) -> str:
-    words = submission.argv
-    for index, word in enumerate(words):
-        if word.startswith("--job-name="):
-            return word.partition("=")[2]
-        if word in ("-J", "--job-name") and index + 1 < len(words):
-            return words[index + 1]
-    return submission.env.get("SBATCH_JOB_NAME", "rlprof")
 
 
 def write_record(submission: Submission, job: str, cwd: Path) -> None:

@@ -75,7 +75,7 @@ class Driver:
     def find(cls, state: NodeState) -> Driver | None:
         """The one that a supervisor before has had started."""
         told = state.driver()
-        return cls(NodeProcess(told["pid"], told["started"]), state) if told and "pid" in told else None
+        return cls(NodeProcess(told["pid"], told["started"]), state) if "pid" in told else None
 
     async def wait(self) -> int:
         """Its exit status; that of a failure where nobody knows it."""
@@ -93,7 +93,7 @@ async def _look(state: NodeState, *names: str, seconds: float) -> dict[str, Any]
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while True:
-        told = state.driver() or {}
+        told = state.driver()
         if any(name in told for name in names) or loop.time() > until:
             return told
         await asyncio.sleep(_LOOK_S)

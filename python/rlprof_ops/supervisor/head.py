@@ -25,10 +25,9 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay, job_end
 from rlprof_ops.supervisor.control_channel import ControlServer, Drained, Failed, Joined, Lost, Message, RayUp
 from rlprof_ops.supervisor.driver import Driver, session_words
-from rlprof_ops.supervisor.end_order import ToldToEnd, first_of
 from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import GROUP_CLEANUP, Node
-from rlprof_ops.supervisor.node.node_state import End
+from rlprof_ops.supervisor.node.node_state import End, ToldToEnd, first_of
 from rlprof_ops.supervisor.node.ray_process import RayProcess, no_authentication
 from rlprof_ops.supervisor.other_nodes import OtherNodes, watch_ended_tasks
 from rlprof_ops.supervisor.run_record import RunRecord
@@ -46,7 +45,6 @@ _OF_A_SHELL = {
     "CONTAINER",
     "MOUNTS",
 }
-_LATE_SIGNAL_SECONDS = 1.0
 _STORAGE_SECONDS = 20.0  # for one call to storage
 _Result = TypeVar("_Result")
 
@@ -172,6 +170,7 @@ class Head:
         finally:
             ended.cancel()
         state.serving = True
+        self._save_nodes()
         return ray
 
     async def _cluster_up(self, deadline: float) -> RayProcess:
@@ -225,7 +224,7 @@ class Head:
             if not self.others.has_joined(name):
                 self.others.receive(name, Lost())
                 self.node.journal.say(f"node {name} is lost: it did not join the new supervisor of the head")
-                self.run_record.lost(name)
+                self.run_record.lost(*self.run_record.lost_nodes, name)
 
     def check_authentication(self) -> None:
         """Say so when this Ray lets everybody in who reaches its ports. Raises RlprofError where the job
@@ -257,7 +256,7 @@ class Head:
         node.beside(self._write_attach_file())
         order = asyncio.shield(node.order.given)
         waiting: set[asyncio.Future[Any]] = {order, asyncio.ensure_future(ray.gone.wait())}
-        self.driver = self.find_driver() or await self._start_driver()
+        self.driver = Driver.find(node.state) or await self._start_driver()
         if self.driver is not None:
             node.follow_driver(self._driver_log, self.driver.process.pid)
         self._save_nodes()
@@ -265,14 +264,10 @@ class Head:
         address = f"{node.place.head_ip}:{node.place.gcs_port}"
         node.watch_beside(node.helpers.watch_resources(address, self._note_waiting))
         await asyncio.wait({*waiting, *([ended] if ended else [])}, return_when=asyncio.FIRST_COMPLETED)
-        if ended is not None and ended.done() and ended.result() in SIGNAL_EXIT.values():
-            # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
-            await asyncio.wait({order}, timeout=_LATE_SIGNAL_SECONDS)
-        return self._cause(ray, ended.result() if ended is not None and ended.done() else None)
-
-    def find_driver(self) -> Driver | None:
-        """The one that a supervisor before has had started."""
-        return Driver.find(self.node.state)
+        driver = ended.result() if ended is not None and ended.done() else None
+        if driver is None or driver in SIGNAL_EXIT.values():
+            await node.order.come_late()
+        return self._cause(ray, driver)
 
     @property
     def _driver_log(self) -> Path:
@@ -319,7 +314,7 @@ class Head:
 
     def _note_waiting(self, text: str) -> None:
         self.node.journal.say(f"the driver waits: {text}" if text else "what the driver waited for is there")
-        self.run_record.waits(text)
+        self.run_record.put(waiting=text)
         if self.node.recording is not None:
             self.node.recording.hear(json.dumps({"unmet": text}))
 
@@ -347,7 +342,7 @@ class Head:
     def take_request(self, request: ProfileRequest) -> None:
         """Go by the trainer's own request."""
         self.node.go_by(request)
-        self.run_record.take_request(request)
+        self.run_record.put(request=request.to_dict())
         self.state_file.take_request(request)
 
     def task_ended(self, name: str, how: str) -> None:
@@ -374,7 +369,7 @@ class Head:
             self._joined(name, message)
         if isinstance(message, Lost) and self.others.have_said(name, Lost) and self.driver is not None:
             node.journal.say(f"node {name} is lost: its supervisor's link broke")
-            self.run_record.lost(name)
+            self.run_record.lost(*self.run_record.lost_nodes, name)
         if isinstance(message, RayUp) and self.driver is not None:
             self._save_nodes()
 
@@ -383,7 +378,7 @@ class Head:
             self.run_record.taken_over(name, message.before)
         if name in self.run_record.lost_nodes:
             self.node.journal.say(f"node {name} is back: its supervisor has joined again")
-            self.run_record.back(name)
+            self.run_record.lost(*self.run_record.lost_nodes - {name})
         for order in self._orders:  # who has heard it already takes it as said
             self.node.beside(self.control.tell(order))
 

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,9 +28,10 @@ from rlprof_ops.recorder.head_recorder import SUMMARY
 from rlprof_ops.slurm.job_over import is_cancelled
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.control_channel import Drain, Drained, Ending, ProfilersDone, StopRay
+from rlprof_ops.supervisor.driver import Driver
+from rlprof_ops.supervisor.node.helper_processes import less_saying
 from rlprof_ops.supervisor.node.node import Node
 from rlprof_ops.supervisor.node.node_state import FOLDER, End
-from rlprof_ops.supervisor.node.node_sync import less_saying
 from rlprof_ops.window.output_dir import folder_of
 from rlprof_ops.words import duration, limit
 
@@ -90,7 +91,7 @@ async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
     await stop.close_profilers(budget)
     with node.journal.phase("other_nodes"):
         await head.others.reach((ProfilersDone, Drained), budget.most("other_nodes"))
-    if (driver := head.driver or head.find_driver()) is not None and not driver.process.gone.is_set():
+    if (driver := head.driver or Driver.find(node.state)) is not None and not driver.process.gone.is_set():
         with node.journal.phase("end_driver"):
             grace_s = float(node.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
             await driver.end(min(grace_s, budget.share("end_driver")))
@@ -104,8 +105,7 @@ async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
     node.end_beside()
     await head.state_file.write()
     if head.clock_server is not None:
-        close = in_background(head.clock_server.close, seconds=_CLOSE_SECONDS)
-        await stop.survived(close, _CLOSE_SECONDS, "clock server")
+        await stop.in_time(_CLOSE_SECONDS, "clock server", head.clock_server.close)
     head.run_record.ended(node.journal.phases_s, time.monotonic() - began)
     node.journal.note(f"drained in {duration((time.monotonic() - began) * 1e9)}")
     return kill_at
@@ -218,14 +218,12 @@ class NodeStop:
             node.state.drained = True  # what the record tells of is about to go
             node.state.save()
         seconds = max(_LEAST_CLEAR_SECONDS, budget.share("clear"))
-        clear = in_background(self._sequence.clear, (FOLDER, *folders.MARKS), seconds=seconds)
-        await self.survived(clear, seconds, "clear")
+        await self.in_time(seconds, "clear", self._sequence.clear, (FOLDER, *folders.MARKS))
 
     async def _record(self, clean: bool, budget: Budget) -> bool:
         """Write the node's record; whether the node folder may go."""
-        place, seconds = self.node.place, budget.share("node_record")
-        write = in_background(self._write_record, clean, seconds=seconds)
-        record = await self.survived(write, seconds, "node record")
+        place = self.node.place
+        record = await self.in_time(budget.share("node_record"), "node record", self._write_record, clean)
         if record is None or not record["cleared"]:
             return False
         if not record["clean"]:
@@ -260,10 +258,8 @@ class NodeStop:
 
     async def end_what_is_left(self) -> None:
         """After the drain: end what a command that was killed has left, such as nsys's importer."""
-        end = in_background(
-            self._sequence.end_what_is_left, _END_SECONDS / 2, self._spared(), seconds=_END_SECONDS
-        )
-        await self.survived(end, _END_SECONDS, "ending what is left")
+        end = self._sequence.end_what_is_left
+        await self.in_time(_END_SECONDS, "ending what is left", end, _END_SECONDS / 2, self._spared())
 
     def _spared(self) -> list[int]:
         """Pids that the reaper leaves alone: the supervisor, its keeper, and its helpers."""
@@ -273,8 +269,7 @@ class NodeStop:
         """Whether Slurm is ending the job, and kills it after KillWait. Where it does not answer: better too
         short a drain than one that is cut off.
         """
-        ask = in_background(is_cancelled, self.node.place.job, seconds=_ASK_SECONDS)
-        found = await self.survived(ask, _ASK_SECONDS, "asking Slurm")
+        found = await self.in_time(_ASK_SECONDS, "asking Slurm", is_cancelled, self.node.place.job)
         return found is not False
 
     async def _run(self, step: DrainStep, budget: Budget) -> DrainOutcome | None:
@@ -284,8 +279,7 @@ class NodeStop:
         """
         seconds, most_s = budget.share(step.name), budget.most(step.name)
         with self.node.journal.phase(step.name):
-            call = in_background(step.run, less_saying(seconds), less_saying(most_s), seconds=most_s)
-            return await self.survived(call, most_s, step.name)
+            return await self.in_time(most_s, step.name, step.run, less_saying(seconds), less_saying(most_s))
 
     async def survived(self, call: Coroutine[Any, Any, _Result], seconds: float, name: str) -> _Result | None:
         """What `call` gives; None, and a word in the log, when it fails or takes longer than `seconds`."""
@@ -297,6 +291,12 @@ class NodeStop:
         except Exception as error:  # nothing here may keep the rest of the drain from happening
             self.node.journal.say(f"node {node}: {name} failed: {type(error).__name__}: {error}; going on")
         return None
+
+    async def in_time(
+        self, seconds: float, name: str, work: Callable[..., _Result], *arguments: Any
+    ) -> _Result | None:
+        """The same of `work` in a thread, which storage that hangs may keep."""
+        return await self.survived(in_background(work, *arguments, seconds=seconds), seconds, name)
 
 
 # ---- manifest and report
@@ -314,8 +314,7 @@ class ClosingCommands:
         """Whether there is any use in reading the run folder: what hangs there cannot even be killed, and in
         another folder under its name nothing is ours.
         """
-        look = in_background(self._look, seconds=_LOOK_SECONDS)
-        answer = await self._stop.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
+        answer = await self._stop.in_time(_LOOK_SECONDS, f"looking at {self._run}", self._look)
         if answer is None:
             self._journal.say(
                 f"{self._run} does not answer as this job's own: no harvest and no report; when it does, run"
@@ -336,8 +335,7 @@ class ClosingCommands:
         """Explain the run where this node can; anyone can make the report later, anywhere."""
         if not all(importlib.util.find_spec(name) for name in _REPORT_NEEDS):
             return
-        look = in_background(_has_something, self._run, seconds=_STORAGE_SECONDS)
-        if await self._stop.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
+        if await self._stop.in_time(_STORAGE_SECONDS, "looking for reports", _has_something, self._run):
             await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}", left_s)
 
     async def within(self, command: str, knob: str, later: str, left_s: float) -> None:

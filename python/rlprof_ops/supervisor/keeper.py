@@ -24,8 +24,7 @@ import time
 from collections.abc import Callable
 
 from rlprof_ops.host import processes
-from rlprof_ops.supervisor.end_order import CAUSES
-from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import CAUSES, NodeState
 from rlprof_ops.words import limit
 
 NAME, NAME_OF_CHILD = b"rlprof-keeper", b"rlprof-superv"  # as ps and top show them
@@ -132,7 +131,7 @@ class Keeper:
 
     def _start_driver(self) -> None:
         asked = self._state.driver_request()
-        if asked is None or self._driver is not None:
+        if not asked or self._driver is not None:
             return
         try:
             with open(asked["log"], "ab") as output:

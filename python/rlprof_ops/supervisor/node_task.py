@@ -25,12 +25,11 @@ from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext, node_name
 from rlprof_ops.request import ProfileRequest, load_request, request_from_json
-from rlprof_ops.supervisor.end_order import EndOrder, first_of
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
 from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.supervisor.node.node import Node
-from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import EndOrder, NodeState, first_of
 from rlprof_ops.supervisor.node.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
 
@@ -88,6 +87,8 @@ def supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) ->
 async def _supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) -> int:
     state = NodeState.load(place.folder.path)
     order = EndOrder(state)
+    for unfinished in place.folder.keep.glob(".*"):  # of a supervisor that was killed in a write
+        unfinished.unlink(missing_ok=True)
     token, request = await _what_is_asked(state, place, order)
     place = dataclasses.replace(place, token=token)
     name = "head" if place.is_head else place.node

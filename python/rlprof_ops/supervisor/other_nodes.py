@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,83 +35,73 @@ _MOST_BYTES = 1 << 16
 _OF_A_STATE = (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Lost)
 
 
-@dataclass(frozen=True)
-class LatestWord:
-    """A node's latest message, and where it is."""
-
-    latest: Message
-    ip: str = ""
-
-    def has_said(self, *kinds: type[Message]) -> bool:
-        return isinstance(self.latest, kinds)
-
-
 class OtherNodes:
-    """The nodes that joined, each in its latest state. `changed` is set by every message."""
+    """The nodes that joined, each with its latest message."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._states: dict[str, LatestWord] = {}
-        self.changed = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._states)
+        self._latest: dict[str, Message] = {}
+        self._joined: set[str] = set()
+        self._changed = asyncio.Event()
 
     def receive(self, node: str, message: Message) -> None:
         """Take a node's message. What comes after a failure, or a link that breaks after the node's end, says
         nothing new.
         """
-        known = self._states.get(node)
         final = (Failed, Drained) if isinstance(message, Lost) else (Failed,)
-        if known is not None and known.has_said(*final) and not isinstance(message, Joined):
+        if self.have_said(node, *final) and not isinstance(message, Joined):
             return
+        if isinstance(message, Joined):
+            self._joined.add(node)
         if isinstance(message, _OF_A_STATE):
-            ip = message.ip if isinstance(message, Joined) else known.ip if known else ""
-            self._states[node] = LatestWord(message, ip)
+            self._latest[node] = message
             self._journal.note(f"node {node}: {said(message)}")
-        self.changed.set()
+        self._changed.set()
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Those that a supervisor before had: they join again, or are said to be lost."""
         for node in nodes:
-            self._states.setdefault(node, LatestWord(Joined(node, "")))
+            self._latest.setdefault(node, Joined(node, ""))
 
     def has_joined(self, node: str) -> bool:
         """Whether this supervisor has heard from it."""
-        return node in self._states and bool(self._states[node].ip)
+        return node in self._joined
 
     def have_said(self, node: str, *kinds: type[Message]) -> bool:
         """Whether the latest message of `node` is one of `kinds`; `Lost`: its link broke before its end."""
-        return node in self._states and self._states[node].has_said(*kinds)
+        return isinstance(self._latest.get(node), kinds)
 
     def serving(self) -> list[str]:
         """The nodes that take part: their Ray is up, which the cluster's GCS has told them."""
-        return [node for node, state in self._states.items() if state.has_said(RayUp)]
+        return [node for node in self._latest if self.have_said(node, RayUp)]
 
     def failure(self) -> str:
         """Why a node could not start; "" where all could."""
-        failed = (state.latest for state in self._states.values())
-        return next((message.reason for message in failed if isinstance(message, Failed)), "")
+        return next((told.reason for told in self._latest.values() if isinstance(told, Failed)), "")
+
+    async def _until(self, happened: Callable[[], bool]) -> None:
+        while not happened():
+            self._changed.clear()
+            await self._changed.wait()
 
     async def fails(self) -> NoReturn:
         """Raise RlprofError once a node has said why it cannot start."""
-        while not (reason := self.failure()):
-            self.changed.clear()
-            await self.changed.wait()
-        raise RlprofError(reason)
+        await self._until(lambda: bool(self.failure()))
+        raise RlprofError(self.failure())
 
     async def be_up(self, wanted: int, up: Callable[[int], None]) -> None:
         """Wait until `wanted` nodes serve; `up` hears how many do."""
-        while (count := len(self.serving())) < wanted:
-            up(count)
-            self.changed.clear()
-            await self.changed.wait()
-        up(count)
+
+        def enough() -> bool:
+            up(len(self.serving()))
+            return len(self.serving()) >= wanted
+
+        await self._until(enough)
 
     def missing(self, nodes: Iterable[str]) -> str:
         """Those of `nodes` that do not serve, for a message."""
         behind = [node for node in nodes if not self.have_said(node, RayUp)]
-        silent = [node for node in behind if node not in self._states]
+        silent = [node for node in behind if node not in self._latest]
         text = f"missing: {', '.join(behind)}."
         if silent:
             text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
@@ -120,26 +109,20 @@ class OtherNodes:
 
     async def join(self, count: int, seconds: float) -> None:
         """Wait until `count` nodes have joined, for at most `seconds`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while len(self) < count and loop.time() < deadline:
-            await asyncio.sleep(0.1)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until(lambda: len(self._latest) >= count), seconds)
 
     async def reach(self, kinds: tuple[type[Message], ...], seconds: float) -> None:
         """Wait until every node that joined has said one of `kinds` or is lost; say who has not."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while True:
-            self.changed.clear()
-            behind = [n for n, known in self._states.items() if not known.has_said(*kinds, Lost, Failed)]
-            if not behind:
-                return
-            try:
-                await asyncio.wait_for(self.changed.wait(), max(0.01, deadline - loop.time()))
-            except asyncio.TimeoutError:
-                late = " or ".join(sorted(map(words, kinds)))
-                self._journal.say(f"not {late} within {limit(seconds)}: {', '.join(sorted(behind))}")
-                return
+
+        def behind() -> list[str]:
+            return sorted(node for node in self._latest if not self.have_said(node, *kinds, Lost, Failed))
+
+        try:
+            await asyncio.wait_for(self._until(lambda: not behind()), max(0.01, seconds))
+        except asyncio.TimeoutError:
+            late = " or ".join(sorted(map(words, kinds)))
+            self._journal.say(f"not {late} within {limit(seconds)}: {', '.join(behind())}")
 
 
 def words(kind: type[Message]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ class RunRecord:
     writer: BackgroundWriter
     own: Path
     detail: str = ""
-    lost_nodes: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -49,24 +48,28 @@ class RunRecord:
             place.job, place.nodes, place.node, settings["COMMAND"], request, state.notes
         )
         data |= {"framework": settings["RLPROF_TRAINER"] or None, "started_ns": state.started_ns}
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            data |= foreign.read(state.run_json)
-        return cls(place, data, writer, state.run_json, lost_nodes=set(data["end"].get("lost_nodes", ())))
+        data |= foreign.read_object(state.run_json)
+        return cls(place, data, writer, state.run_json)
+
+    @property
+    def lost_nodes(self) -> frozenset[str]:
+        return frozenset(self.data["end"].get("lost_nodes", ()))
 
     def taken_over(self, node: str, how: str) -> None:
         """A node's supervisor is another one from now on; `how` the one before ended."""
         self.data.setdefault("takeovers", []).append({"node": node, "t_ns": time.time_ns(), "how": how})
         self.save()
 
-    def back(self, node: str) -> None:
-        """A node that was lost has joined again."""
-        self.lost_nodes.discard(node)
-        self.data["end"]["lost_nodes"] = sorted(self.lost_nodes)
+    def lost(self, *nodes: str) -> None:
+        """From now on these nodes are lost, and no others."""
+        self.data["end"]["lost_nodes"] = sorted(nodes)
         self.save()
 
-    def take_request(self, request: ProfileRequest) -> None:
-        """What the job is asked for since its trainer has told its own configuration."""
-        self.data["request"] = request.to_dict()
+    def put(self, **values: object) -> None:
+        """`request`: what the job is asked for since its trainer has told its own configuration; `waiting`:
+        what the driver waits for and nobody has, "" when that is over.
+        """
+        self.data |= values
         self.save()
 
     def driver_started(self) -> None:
@@ -75,17 +78,6 @@ class RunRecord:
 
     def driver_ended(self, code: int) -> None:
         self.data["driver"] |= run_json.driver_end(code)
-        self.save()
-
-    def lost(self, node: str) -> None:
-        """A node is gone while the job runs."""
-        self.lost_nodes.add(node)
-        self.data["end"]["lost_nodes"] = sorted(self.lost_nodes)
-        self.save()
-
-    def waits(self, text: str) -> None:
-        """What the driver waits for and nobody has; "" when that is over."""
-        self.data["waiting"] = text
         self.save()
 
     def ending(self, cause: EndCause) -> None:

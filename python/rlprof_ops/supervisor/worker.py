@@ -28,11 +28,10 @@ from rlprof_ops.supervisor.control_channel import (
     RayUp,
     StopRay,
 )
-from rlprof_ops.supervisor.end_order import first_of
 from rlprof_ops.supervisor.head import REJOIN_SECONDS
 from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import Node
-from rlprof_ops.supervisor.node.node_state import End
+from rlprof_ops.supervisor.node.node_state import End, first_of
 from rlprof_ops.supervisor.node.ray_process import RayProcess
 from rlprof_ops.supervisor.steps.step_relay import StepMessage
 
@@ -157,6 +156,7 @@ class Worker:
         ray = await self._start(deadline)
         node.watch_beside(node.watch_plugin())
         await ray.gone.wait()
+        await node.order.come_late()
         if (cause := self._told()) is not None:
             return cause
         node.journal.say(f"node {node.place.node}: Ray ended here by itself; its last words:\n{ray.tail(5)}")

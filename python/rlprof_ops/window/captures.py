@@ -85,6 +85,7 @@ class Captures:
         self._all: list[ProcessCapture] = []
         self._phased: list[ProcessCapture] = []
         self._finishing: list[threading.Thread] = []
+        self._written = ""  # whose report the last of these writes
         self._parts: list[PartGate] = []
         self._changing = threading.RLock()  # one window opens or closes at a time
 
@@ -119,7 +120,8 @@ class Captures:
         elif spec.part is not None:
             lead_s = float(getattr(taker, "lead_s", 0.0))
             missed = capture.delivery.failed
-            capture.gate = PartGate(spec.windows(), spec.part, lead_s, on_open, on_close, missed)
+            at_ranges = backends.get(spec.backend).parts_at_ranges
+            capture.gate = PartGate(spec.windows(), spec.part, lead_s, on_open, on_close, missed, at_ranges)
             self._parts.append(capture.gate)
         else:
             capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
@@ -164,16 +166,25 @@ class Captures:
 
     # -- steps and phases
 
-    def enter(self, step: int, late: bool = False) -> None:
-        """Step `step` begins; `late`: it has begun before, and what opens now lacks some of it."""
+    def enter(self, step: int, late: bool = False, began_s: float | None = None) -> None:
+        """Step `step` begins; `late`: it has begun before, and what opens now lacks some of it. Windows
+        inside it count from `began_s`, else from now.
+        """
         # What ends is ended before what begins: two windows of one profiler may be neighbours.
         for capture in self._all:
             if capture.gate.ends_before(step):
                 capture.gate.close(partial=True)
         for capture in self._all:
             before = capture.gate.current
-            if late and isinstance(capture.gate, PartGate):
-                capture.gate.begin_late(step)
+            if isinstance(capture.gate, PartGate):
+                if late:
+                    capture.gate.begin_late(step)
+                else:
+                    capture.gate.enter(step, began_s)
+                    if capture.gate.at_ranges and capture.gate.waiting:
+                        prepare = getattr(capture.taker, "prepare", None)
+                        if prepare is not None:
+                            self._guarded(capture, prepare, step)
                 continue
             capture.gate.enter(step)
             if late and capture.gate.current is not None and capture.gate.current is not before:
@@ -191,6 +202,26 @@ class Captures:
         """
         for gate in self._parts:
             gate.begin_phase(name, step, at_s)
+
+    def tell_parts(self, step: int, began_s: float, runs: bool) -> None:
+        """What a thread of its own opens inside `step`, which began at `began_s`, or has ended."""
+        for gate in self._parts:
+            if gate.at_ranges:
+                continue
+            if runs:
+                gate.enter(step, began_s)
+            else:
+                gate.leave(step)
+
+    @property
+    def parts_due(self) -> bool:
+        """A window inside the step that runs opens or closes with the next `visit_parts`."""
+        return any(gate.due for gate in self._parts)
+
+    def visit_parts(self, opens: bool = True) -> None:
+        """The thread that trains is where its profilers may be started and stopped."""
+        for gate in self._parts:
+            gate.visit(opens)
 
     def begin_phase(self, name: str) -> tuple[ProcessCapture, ...]:
         """Open the captures that want this phase of this step."""
@@ -238,20 +269,24 @@ class Captures:
                     sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
         return processes.importing_ticks(), sizes
 
-    def _finish_before_next(self) -> None:
+    def _finish_before_next(self) -> str:
         """A session that still writes its last window cannot open the next, and training waits for that only
-        so long. Raises CaptureError.
+        so long. Returns the name of the window that was still written, if any. Raises CaptureError.
         """
         seconds = open_wait_s()
         until = time.monotonic() + seconds
+        busy = ""
         for thread in self._finishing:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                busy = self._written
+                thread.join(max(0.0, until - time.monotonic()))
         self._finishing = [thread for thread in self._finishing if thread.is_alive()]
         if self._finishing:
             raise CaptureError(
                 f"nsys was still writing the last window's report after {limit(seconds)}"
                 " (RLPROF_OPEN_WAIT_SECONDS)"
             )
+        return busy
 
     def inactive_step_range(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
@@ -269,6 +304,10 @@ class Captures:
     def phases_armed(self) -> bool:
         """The next range may open a window."""
         return any(_phase_gate(capture).armed for capture in self._phased)
+
+    def has_parts(self, step: int) -> bool:
+        """Whether windows inside steps are open or to come in `step` or later."""
+        return any(gate.has_more(step) for gate in self._parts)
 
     @property
     def parts_armed(self) -> bool:
@@ -299,13 +338,22 @@ class Captures:
             self._not_opened(capture, window, capture.impossible)
             return
         try:
+            busy = ""
             if backends.from_outside(capture.spec.backend):  # a session writes one window before the next
-                self._finish_before_next()
+                busy = self._finish_before_next()
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
+            begins_s = time.monotonic()
+            if why := window.too_late(begins_s, 0.0, busy):
+                raise CaptureError(why)
             capture.target = capture.delivery.target(window)
             capture.taker.open(capture.target)
-            window.opened_s = time.monotonic()
+            window.opened_s = float(getattr(capture.taker, "collects_s", 0.0)) or time.monotonic()
+            if isinstance(capture.gate, PartGate):
+                capture.gate.lead_s = float(getattr(capture.taker, "lead_s", 0.0))
+            if why := window.too_late(window.opened_s, window.opened_s - begins_s, busy):
+                self._discard(capture.taker, window)
+                raise CaptureError(why)
         except Yielded as error:
             self._yield(capture, window, str(error))
             return
@@ -313,6 +361,8 @@ class Captures:
             self._not_opened(capture, window, failure_of(error))
             return
         capture.delivery.opened(window)
+        if window.part is not None:
+            self._guarded(capture, capture.taker.entered, window.window.start)
 
     def _yield(self, capture: ProcessCapture, window: OpenWindow, reason: str) -> None:
         """Something of the program's own is in the way; the window's next step tries again."""
@@ -345,7 +395,7 @@ class Captures:
         partial = partial or window.late
         try:
             finished = capture.taker.close()
-            window.closed_s = time.monotonic()
+            window.closed_s = float(getattr(capture.taker, "stopped_s", 0.0)) or time.monotonic()
         except Exception as error:
             capture.delivery.failed(window, failure_of(error))
             return
@@ -366,16 +416,26 @@ class Captures:
             self._finish(capture, window, partial, lambda: finished, note=note)
             return
         # Nothing more enters this report, so the next step may begin while it is written.
-        thread = threading.Thread(
-            target=self._finish,
-            args=(capture, window, partial, finished.wait, finished, note),
-            name="rlprof-report",
-            daemon=True,
-        )
+        self._beside(window, lambda: self._finish(capture, window, partial, finished.wait, finished, note))
+
+    def _discard(self, taker: WindowRecorder, window: OpenWindow) -> None:
+        """Close `window`, which holds nothing of what was asked; the profiler writes it all the same."""
+        finished = taker.close()
+
+        def remove() -> None:
+            with contextlib.suppress(CaptureError, OSError):
+                (finished if isinstance(finished, Path) else finished.wait()).unlink()
+
+        self._beside(window, remove)
+
+    def _beside(self, window: OpenWindow, action: Callable[[], None]) -> None:
+        """Do for `window` what the next one has to wait for, and the training does not."""
+        self._written = str(window)
+        thread = threading.Thread(target=action, name="rlprof-report", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no new threads at interpreter exit
-            self._finish(capture, window, partial, finished.wait, finished, note)
+            action()
         else:
             self._finishing.append(thread)
 

@@ -20,7 +20,10 @@ class OpenWindow:
     """The planned `window`, its phase, and the steps seen so far. `asked_by`: the id of a capture on demand,
     or who else asked for a window that no request plans. `late`: it was opened after its step had begun.
     `part`: what of its step it is to hold, in seconds after `counted_from_s`. `opened_s`, `closed_s`: when
-    the profiler was. All three are of the monotonic clock. `note`: what it lacks, and why.
+    the profiler was. All three are of the monotonic clock. `note`: what it lacks, and why. `too_late`: why it
+    holds nothing of what was asked if a profiler begins to record at a time, after a start of so many
+    seconds (0: it has yet to be started) and after it was busy with the window of that name; empty where it
+    does.
     """
 
     window: Window
@@ -33,6 +36,11 @@ class OpenWindow:
     opened_s: float = 0.0
     closed_s: float = 0.0
     note: str = ""
+    too_late: Callable[[float, float, str], str] = lambda at_s, start_s, busy: ""
+
+    def __str__(self) -> str:
+        """The steps it is of."""
+        return f"step{'s' if ':' in str(self.window) else ''} {self.window}"
 
     @property
     def taken_s(self) -> tuple[float, float]:

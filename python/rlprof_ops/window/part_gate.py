@@ -1,4 +1,6 @@
-"""Windows inside steps: each opens and closes at its time on a thread of its own, which nobody waits for."""
+"""Windows inside steps: each opens and closes at its time on a thread of its own, which nobody waits for, or
+at ranges, on the thread that trains.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class PartGate(StepGate):
     """One window in each asked step, at a time from the begin of the step or of a phase in it.
 
     `lead_s`: how long before it holds anything a window has to be opened. `on_missed`: a window could not be,
-    and why.
+    and why. `at_ranges`: it opens and closes in `visit` alone, or when the step ends.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class PartGate(StepGate):
         on_open: OnOpen,
         on_close: OnClose,
         on_missed: OnMissed,
+        at_ranges: bool = False,
     ) -> None:
         super().__init__(windows, on_open, on_close)
+        self.at_ranges = at_ranges
         self.part = part
         self.lead_s = lead_s
         self.on_missed = on_missed
@@ -48,7 +52,8 @@ class PartGate(StepGate):
     def ends_before(self, step: int) -> bool:
         return self.current is not None and self._inside is None and step not in self.current.window
 
-    def enter(self, step: int) -> None:
+    def enter(self, step: int, began_s: float | None = None) -> None:
+        """As of all gates; `began_s`: since when, by the monotonic clock, where that is not now."""
         before = self._inside
         if before is not None:
             if before.step == step:
@@ -58,7 +63,8 @@ class PartGate(StepGate):
         if window is None or step in self._taken:
             return
         self._taken.add(step)
-        self._inside = _InsideStep(self, window, before)
+        made = _AtRanges if self.at_ranges else _InsideStep
+        self._inside = made(self, window, before, time.monotonic() if began_s is None else began_s)
 
     def begin_late(self, step: int) -> None:
         """`step` began before anybody here heard of it."""
@@ -73,6 +79,20 @@ class PartGate(StepGate):
         inside = self._inside
         if inside is not None and step in (None, inside.step):
             inside.begin_phase(name, time.monotonic() if at_s is None else at_s)
+
+    @property
+    def due(self) -> bool:
+        """`visit` would change something."""
+        return isinstance(self._inside, _AtRanges) and self._inside.due
+
+    def visit(self, opens: bool = True) -> None:
+        """The thread that trains is where a window may open or close; without `opens`, close alone."""
+        if isinstance(self._inside, _AtRanges):
+            self._inside.visit(opens)
+
+    def has_more(self, step: int) -> bool:
+        """Whether a window is open or to come in `step` or later."""
+        return self.waiting or any(window.start >= step for window in self.windows)
 
     def leave(self, step: int) -> None:
         inside = self._inside
@@ -105,12 +125,15 @@ class PartGate(StepGate):
 class _InsideStep:
     """The window of one step, from the step's begin on."""
 
-    def __init__(self, gate: PartGate, window: Window, before: _InsideStep | None) -> None:
+    def __init__(self, gate: PartGate, window: Window, before: _InsideStep | None, began_s: float) -> None:
         self.step = window.start
         self._gate = gate
         self._window = OpenWindow(window, seen=[self.step], part=gate.part)
+        self._window.too_late = self._too_late
         self._before = before
-        self._began_s = time.monotonic()
+        self._waited_for = ""
+        self._closes_s = math.inf
+        self._began_s = began_s
         self._lock = threading.RLock()  # a signal may end the process at any line of this
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -145,6 +168,11 @@ class _InsideStep:
             seen = did_you_mean(phase, self._phases)
             self._miss(f"{self._how_it_ended()}, and no phase {phase!r} began in it.{seen}".rstrip("."))
 
+    @property
+    def is_busy(self) -> bool:
+        """It has yet to open or to close its window."""
+        return self._thread is not None and self._thread.is_alive()
+
     def join(self, seconds: float) -> None:
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
@@ -154,31 +182,58 @@ class _InsideStep:
         with self._lock:
             if self._thread is not None or self._done or self._ended.is_set():
                 return
-            self._window.counted_from_s = begin_s
-            thread = threading.Thread(target=self._run, args=(begin_s,), name="rlprof-part", daemon=True)
-            self._thread = thread
-            try:
-                thread.start()
-            except RuntimeError as error:
-                self._miss(str(error))
+            self._count(begin_s)
+
+    def _count(self, begin_s: float) -> None:
+        self._window.counted_from_s = begin_s
+        thread = threading.Thread(target=self._run, args=(begin_s,), name="rlprof-part", daemon=True)
+        self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._miss(str(error))
 
     def _run(self, begin_s: float) -> None:
         gate, part, window = self._gate, self._gate.part, self._window
         before, self._before = self._before, None
-        if before is not None:  # it may still be closing its window
+        if before is not None and before.is_busy:
+            self._waited_for = str(before._window)
             before.join(open_wait_s() + close_wait_s())
         opens_s = begin_s + part.after_s
+        self._closes_s = math.inf if part.length_s is None else opens_s + part.length_s
         if self._ended_before(opens_s - gate.lead_s):
-            self._miss(f"{self._how_it_ended()}, before {part.at}")
+            before_at = f"{self._how_it_ended()}, before {part.at}"
+            self._miss(before_at if self._ended_s < opens_s else self._too_late(self._ended_s))
             return
         if gate.open_now(window):
-            closes_s = math.inf if part.length_s is None else opens_s + part.length_s
-            early = self._ended_before(closes_s)
-            if early and (self._cut or part.length_s is not None):
-                end = f"{part.at}+{part.length}" if part.length else "its end"
-                window.note = f"{self._how_it_ended()}, before {end}: the window closed with it"
-            gate.close_now(partial=bool(window.note))
+            self._close(early=self._ended_before(self._closes_s))
         self._done = True
+
+    def _close(self, early: bool) -> None:
+        """Close the window; `early`: with its step."""
+        if early and (self._cut or self._gate.part.length_s is not None):
+            self._window.note = f"{self._how_it_ended()}, before {self._end}: the window closed with it"
+        self._gate.close_now(partial=bool(self._window.note))
+
+    @property
+    def _end(self) -> str:
+        part = self._gate.part
+        return f"{part.at}+{part.length}" if part.length else "its end"
+
+    def _too_late(self, at_s: float, start_s: float = 0.0, busy: str = "") -> str:
+        """As `OpenWindow.too_late` says."""
+        if at_s >= self._ended_s:
+            over = self._how_it_ended()
+        elif at_s >= self._closes_s:
+            over = f"{self._end} was over"
+        else:
+            return ""
+        if start_s:
+            return f"{over}, before the profiler recorded: its start took {duration(start_s * 1e9)}"
+        if busy := busy or self._waited_for:
+            over += f", while the profiler was still busy with the window of {busy}"
+            return f"{over}: leave steps between them"
+        return f"{over}, before the window could be opened"
 
     def _ended_before(self, at_s: float) -> bool:
         """Wait until then; whether the step ended meanwhile."""
@@ -191,3 +246,53 @@ class _InsideStep:
     def _miss(self, reason: str) -> None:
         self._done = True
         self._gate.on_missed(self._window, reason)
+
+
+class _AtRanges(_InsideStep):
+    """The window of one step whose profiler bears only the thread that trains."""
+
+    _opens_s = math.inf
+    _opened = False
+
+    def _count(self, begin_s: float) -> None:
+        part = self._gate.part
+        if self._opens_s == math.inf:
+            self._window.counted_from_s = begin_s
+            self._opens_s = begin_s + part.after_s
+            self._closes_s = math.inf if part.length_s is None else self._opens_s + part.length_s
+
+    @property
+    def due(self) -> bool:
+        return not self.over and time.monotonic() >= (self._closes_s if self._opened else self._opens_s)
+
+    def visit(self, opens: bool) -> None:
+        if not self.due or not (opens or self._opened):
+            return
+        if self._opened:
+            self._done = True
+            self._close(early=False)
+        elif time.monotonic() >= self._closes_s:
+            self._miss(f"{self._end} was over, and {self._no_place}")
+        else:
+            self._opened = self._gate.open_now(self._window)
+            self._done = not self._opened
+
+    def end(self, cut: bool = False) -> None:
+        if self.over or self._opens_s == math.inf:
+            super().end(cut)
+            return
+        self._ended_s, self._cut = time.monotonic(), cut
+        self._ended.set()
+        if self._opened:
+            self._done = True
+            self._close(early=self._ended_s < self._closes_s)
+        elif self._ended_s < self._opens_s:
+            self._miss(f"{self._how_it_ended()}, before {self._gate.part.at}")
+        else:
+            self._miss(f"{self._how_it_ended()}, and {self._no_place}")
+
+    @property
+    def _no_place(self) -> str:
+        return (
+            f"no range of the thread that trains began or ended between {self._gate.part.at} and {self._end}"
+        )

@@ -21,8 +21,10 @@ Key = tuple[int, str, str, int]  # step, worker, phase, rank
 
 @dataclass
 class Loop:
-    """`plan`: the phases in order, each with the workers that do it at once. `work[key]` is how long the rank
-    takes, a list between collectives where it meets others; `wait[key]` the time until it is told to begin.
+    """`plan`: the phases in order, each with the workers that do it at once; those in `beside` begin together
+    with the one before. `work[key]` is how long the rank takes, a list between collectives where it meets
+    others; `wait[key]` the time until it is told to begin. `skew_ns`: how far the clocks of some hosts are
+    ahead. `lost`: ranks without a report.
     """
 
     ranks: dict[str, int]
@@ -34,18 +36,22 @@ class Loop:
     tail_ns: int = 900
     ranks_a_node: int = 1_000
     on_gpu: bool = False  # the collectives
+    beside: frozenset[str] = frozenset()
+    skew_ns: Mapping[str, int] = field(default_factory=dict)
+    lost: frozenset[tuple[str, int]] = frozenset()
 
     def run(self, work: Mapping[Key, list[int]] | None = None) -> Times:
         """When everything began and ended, with these durations."""
         work = self.work if work is None else work
         now, times = T0, Times()
         for step in range(1, self.steps + 1):
-            begun = now
+            begun = begin = now
             for phase, workers in self.plan:
+                begin = begin if phase in self.beside else now
                 over = now
                 for worker in workers:
                     keys = [(step, worker, phase, rank) for rank in range(self.ranks[worker])]
-                    at = {key: now + self.wait[key] for key in keys}
+                    at = {key: begin + self.wait[key] for key in keys}
                     times.begin |= at
                     for piece in range(len(work[keys[0]])):
                         at = {key: at[key] + work[key][piece] for key in keys}
@@ -63,7 +69,8 @@ class Loop:
 
     def summaries(self) -> list[Summary]:
         times = self.run()
-        return [self._summary(times, w, r) for w, count in self.ranks.items() for r in range(count)]
+        every = [(worker, rank) for worker, count in self.ranks.items() for rank in range(count)]
+        return [self._summary(times, *who) for who in every if who not in self.lost]
 
     def merged(self) -> Merged:
         return merge(self.summaries())
@@ -73,6 +80,8 @@ class Loop:
         return step[self.steps][1] - step[1][0]
 
     def _summary(self, times: Times, worker: str, rank: int) -> Summary:
+        host = f"n{rank // self.ranks_a_node}"
+        times = times.later(self.skew_ns.get(host, 0))
         keys = [key for key in times.begin if key[1] == worker and key[3] == rank]
         segments = [
             Segment(key[0], key[2], a, b)
@@ -88,7 +97,6 @@ class Loop:
             np.full(len(met), -1, np.int64),
         )
         pid = 100 * sorted(self.ranks).index(worker) + rank
-        host = f"n{rank // self.ranks_a_node}"
         name = f"{worker}_rank{rank}_step1-{self.steps}_{host}_{pid}.pt.trace.json.gz"
         return Summary(
             report=ReportFile(name, "torch", worker, rank, host, pid, 1, self.steps + 1, None, 1),
@@ -123,6 +131,21 @@ class Times:
     calls: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)  # of a phase that pauses
     own: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)  # worker, rank, step
 
+    def later(self, ns: int) -> Times:
+        """As a clock has it that is so far ahead."""
+
+        def spans(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+            return [(begin + ns, end + ns) for begin, end in found]
+
+        return Times(
+            {key: at + ns for key, at in self.begin.items()},
+            {key: at + ns for key, at in self.end.items()},
+            {key: spans(found) for key, found in self.meetings.items()},
+            {step: spans([span])[0] for step, span in self.step.items()},
+            {key: spans(found) for key, found in self.calls.items()},
+            {key: spans([span])[0] for key, span in self.own.items()},
+        )
+
 
 PLAN = (
     ("generation", ("rollout",)),
@@ -130,21 +153,42 @@ PLAN = (
     ("train", ("policy",)),
     ("weight_sync", ("policy", "rollout")),
 )
-MEANS = {"generation": 400_000, "reward": 60_000, "train": 300_000, "weight_sync": 80_000}
+MEANS = {
+    "generation": 400_000,
+    "reward": 60_000,
+    "ref_logprob": 60_000,
+    "train": 300_000,
+    "weight_sync": 80_000,
+}
 
 
 def usual_loop(
     seed: int, rollout: int = 3, policy: int = 4, steps: int = 5, noise: float = 0.02, collectives: int = 3
 ) -> Loop:
     """Generation, reward, training with collectives, weight sync; times normal about their means."""
-    rng = np.random.default_rng(seed)
     loop = Loop({"rollout": rollout, "scorer": 1, "policy": policy}, PLAN, steps)
-    for step in range(1, steps + 1):
-        for phase, workers in PLAN:
+    _fill(loop, seed, noise, collectives, MEANS)
+    return loop
+
+
+def branched_loop(seed: int, noise: float = 0.02, steps: int = 6, **means_us: int) -> Loop:
+    """As `usual_loop`, and while the answers are scored a reference model computes their log-probabilities,
+    which takes about as long: whichever ends last is what training waits for.
+    """
+    plan = (PLAN[0], PLAN[1], ("ref_logprob", ("reference",)), *PLAN[2:])
+    ranks = {"rollout": 4, "scorer": 1, "reference": 2, "policy": 4}
+    loop = Loop(ranks, plan, steps, beside=frozenset({"ref_logprob"}))
+    _fill(loop, seed, noise, 3, MEANS | {name: 1000 * us for name, us in means_us.items()})
+    return loop
+
+
+def _fill(loop: Loop, seed: int, noise: float, collectives: int, means: Mapping[str, int]) -> None:
+    rng = np.random.default_rng(seed)
+    for step in range(1, loop.steps + 1):
+        for phase, workers in loop.plan:
             for worker in workers:
                 for rank in range(loop.ranks[worker]):
                     pieces = collectives + 1 if phase == "train" else 1
-                    each = MEANS[phase] / pieces * (1 + noise * rng.standard_normal(pieces))
+                    each = means[phase] / pieces * (1 + noise * rng.standard_normal(pieces))
                     loop.work[step, worker, phase, rank] = [max(int(x), 2000) for x in each]
                     loop.wait[step, worker, phase, rank] = int(rng.integers(500, 3000))
-    return loop

@@ -18,24 +18,30 @@ WARM_UP = 4  # steps before the captured ones
 class Asynchronous(Loop):
     """Rollout ranks go on to the next batch at once, as long as the weights are no more than `staleness`
     steps older than the batch's own; the policy trains on the oldest whole batch, and then publishes its
-    weights.
-    Each process numbers its steps by the batch.
+    weights. Each process numbers its steps by the batch. `pooled`: the policy waits for no whole batch, but
+    trains on what came first of all that rollout ranks have made, as fully asynchronous trainers do.
     """
 
     staleness: int = 1
+    pooled: bool = False
 
     def run(self, work: Mapping[Key, list[int]] | None = None) -> Times:
         work = self.work if work is None else work
         times = Times()
         published = dict.fromkeys(range(-self.staleness, 1), T0)
         free = dict.fromkeys(range(self.ranks["rollout"]), T0)
-        for step in range(1, WARM_UP + self.steps + 1):
-            for rank in free:
-                key = (step, "rollout", "generation", rank)
-                begin = max(free[rank], published[step - 1 - self.staleness]) + self.wait[key]
-                times.begin[key], times.end[key] = begin, begin + work[key][0]
-                free[rank] = times.end[key]
-            ready = max(free.values())
+        made: list[int] = []
+        last = WARM_UP + self.steps
+        for step in range(1, last + 1):
+            ahead = self.staleness if self.pooled else 0
+            for batch in range(1 if step == 1 else step + ahead, step + ahead + 1):
+                for rank in free:
+                    key = (batch, "rollout", "generation", rank)
+                    begin = max(free[rank], published[batch - 1 - self.staleness]) + self.wait[key]
+                    times.begin[key], times.end[key] = begin, begin + work[key][0]
+                    free[rank] = times.end[key]
+                    made.append(free[rank])
+            ready = sorted(made)[step * len(free) - 1] if self.pooled else max(free.values())
             at = {rank: max(ready, published[step - 1]) for rank in range(self.ranks["policy"])}
             for phase in ("train", "weight_sync"):
                 keys = {rank: (step, "policy", phase, rank) for rank in at}
@@ -56,25 +62,30 @@ class Asynchronous(Loop):
                 low, high = times.own.get((key[1], key[3], step), (times.begin[key], times.end[key]))
                 own = (min(low, times.begin[key]), max(high, times.end[key]))
                 times.own[key[1], key[3], step] = own
-        for key in [key for key in times.begin if key[0] < first]:
+        for key in [key for key in times.begin if not first <= key[0] <= last]:
             del times.begin[key], times.end[key]
             times.meetings.pop(key, None)
         return times
 
     def period(self, work: Mapping[Key, list[int]] | None = None) -> float:
         """Of the captured steps, ns."""
-        ends = [end for _, end in self.run(work).step.values()]
-        return (ends[-1] - ends[0]) / (len(ends) - 1)
+        ends = {key[0]: end for key, end in self.run(work).end.items() if key[2] == "weight_sync"}
+        return (ends[max(ends)] - ends[min(ends)]) / (len(ends) - 1)
 
 
 def asynchronous(
-    seed: int, staleness: int = 1, steps: int = 6, noise: float = 0.03, **means_ms: float
+    seed: int,
+    staleness: int = 1,
+    steps: int = 6,
+    noise: float = 0.03,
+    pooled: bool = False,
+    **means_ms: float,
 ) -> Asynchronous:
     """Bound by its training unless told otherwise."""
     usual = {"generation": 240.0, "train": 260.0, "weight_sync": 60.0} | means_ms
-    loop = Asynchronous({"rollout": 3, "policy": 4}, (), steps, staleness=staleness)
+    loop = Asynchronous({"rollout": 3, "policy": 4}, (), steps, staleness=staleness, pooled=pooled)
     rng = np.random.default_rng(seed)
-    for step in range(1, WARM_UP + steps + 1):
+    for step in range(1, WARM_UP + steps + staleness * pooled + 1):
         for worker, phases in (("rollout", ["generation"]), ("policy", ["train", "weight_sync"])):
             for phase in phases:
                 for rank in range(loop.ranks[worker]):

@@ -12,7 +12,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
 import numpy as np
-from tests.bench.stragglers.run import NOISES, simulate
+from tests.bench.stragglers import NOISES, simulate
 
 from rlprof_ops.analyze.causes.significance import quantile
 from rlprof_ops.analyze.causes.stages import Stages
@@ -200,4 +200,29 @@ def test_where_stages_cannot_be_told_nobody_is_named() -> None:
     rows = staged({5: 25.0}, 4)
     assert stragglers(rows, 0, Stages(piped=frozenset({"policy_worker"}))) == ()
     assert stragglers(rows, 0, Stages(unclear=frozenset({("policy_worker", "train")}))) == ()
-    assert stragglers(rows, 0, Stages(unclear=frozenset({("policy_worker", "logprob")}))) != ()
+    even = staged({5: 25.0}, 1)
+    assert stragglers(even, 0, Stages(unclear=frozenset({("policy_worker", "train")}))) == ()
+    assert stragglers(even, 0, Stages(unclear=frozenset({("policy_worker", "logprob")}))) != ()
+
+
+def test_a_rank_no_further_apart_than_ranks_are_for_good_is_not_named() -> None:
+    """Sixteen ranks that differ by up to 30 % in every step; one that differs by twice as much is named."""
+    usual = [100.0 + 2 * rank for rank in range(16)]
+    rng = random.Random(1)
+    assert named(run([[ms + rng.gauss(0, 1) for _ in range(8)] for ms in usual])) == []
+    assert named(run([[ms + rng.gauss(0, 1) for _ in range(8)] for ms in [*usual[:15], 200.0]])) == [15]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+def test_ranks_whose_steps_are_alike_are_named_in_no_more_runs(rho: float) -> None:
+    """Of 200 runs of four ranks and six steps; counted as independent, 25 name somebody at 0.8."""
+    false = 0
+    for seed in range(200):
+        rng = np.random.default_rng([seed, round(10 * rho)])
+        steps = rng.standard_normal((6, 16))
+        for step in range(1, 6):
+            steps[step] = rho * steps[step - 1] + (1 - rho**2) ** 0.5 * steps[step]
+        times = 100 * (1 + 0.04 * steps.T.reshape(4, 4, 6))
+        rows = [row for number, own in enumerate(times) for row in run(own.tolist(), 1, f"phase{number}")]
+        false += bool(stragglers(rows, 0))
+    assert false <= 6

@@ -15,7 +15,7 @@ from tests.analyze.shared import real  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze.metrics.gpu_work import longest  # noqa: E402
-from rlprof_ops.analyze.output import work_tables  # noqa: E402
+from rlprof_ops.analyze.output.tables import work_tables  # noqa: E402
 from rlprof_ops.analyze.readers import read_report  # noqa: E402
 
 

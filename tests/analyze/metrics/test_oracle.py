@@ -27,7 +27,7 @@ from msgspec import structs
 from tests.analyze.nsys_exports import Process, Work, write_export
 from tests.analyze.shared import TORCH_FILES, kernel, launch, mark, real, write_trace, x
 
-from rlprof_ops.analyze.output.work_tables import shared_gpu_rows
+from rlprof_ops.analyze.output.tables.work_tables import shared_gpu_rows
 from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.merge import merge
 from rlprof_ops.analyze.run.process_summary import Summary
@@ -53,6 +53,7 @@ class Done:
     end: int
     device: int
     asked: int | None = None
+    returned: int | None = None  # the call that asked for it
 
 
 @dataclass
@@ -62,6 +63,32 @@ class Truth:
     work: list[Done] = field(default_factory=list)
     phases: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, phase, start, end
     steps: dict[int, Span] = field(default_factory=dict)
+
+    def lasting(self) -> list[tuple[int, str, int, int]]:
+        """The phases, each until what was asked for in it is done, another begins or its step ends."""
+        found = []
+        for step, phase, a, b in self.phases:
+            done = max((w.end for w in self.work if w.asked is not None and a <= w.asked < b), default=b)
+            others = [start for _, _, start, _ in self.phases if start >= b]
+            found.append((step, phase, a, max(b, min(done, *others, self.steps[step][1]))))
+        return found
+
+    def causes(self, device: int, window: Span) -> dict[str, int]:
+        """Why one GPU was idle, one nanosecond at a time."""
+        work = sorted((w for w in self.work if w.device == device), key=lambda w: w.start)
+        phases = self.lasting()
+        said = dict.fromkeys(("queued_ns", "synchronising_ns", "waiting_ns", "host_ns"), 0)
+        for at in range(*window):
+            if any(w.start <= at < w.end for w in work):
+                continue
+            then = next((w for w in work if w.start > at), None)
+            if then is not None and then.returned is not None and then.returned <= at:
+                said["queued_ns"] += 1
+            elif phases and not any(a <= at < b for _, _, a, b in phases):
+                said["waiting_ns"] += 1
+            else:
+                said["host_ns"] += 1
+        return said
 
 
 def sweep(work: Iterable[Done], window: Span) -> dict[str, int]:
@@ -114,7 +141,7 @@ def check(summary: Summary, truth: Truth) -> None:
         if step.step in truth.steps:
             assert (step.start, step.end) == truth.steps[step.step]
     stretches: dict[tuple[int, str], list[Span]] = {}
-    for number, phase, start, end in truth.phases:
+    for number, phase, start, end in truth.lasting():
         stretches.setdefault((number, phase), []).append((start, end))
     if truth.steps:
         assert {(p.step, p.phase) for p in summary.phases} == set(stretches)
@@ -154,6 +181,12 @@ def check_window(windows: list[Span], truth: Truth, devices: list[int], gpu: Any
         return
     assert structs.asdict(gpu) == {key: expected[key] for key in gpu.__struct_fields__}
     assert sum(structs.astuple(idle)) == gpu.idle_ns and min(structs.astuple(idle)) >= 0
+    if truth.steps:
+        causes: Counter[str] = Counter()
+        for device in devices:
+            for window in windows:
+                causes.update(truth.causes(device, window))
+        assert structs.asdict(idle) == {key: causes[key] for key in idle.__struct_fields__}
 
 
 def summaries(path: Path) -> list[Summary]:
@@ -241,8 +274,9 @@ def a_process(draw: st.DrawFn, pid: int) -> tuple[Process, Truth]:
     for i, start in enumerate(starts):
         name, device = draw(st.sampled_from(NAMES)), draw(st.integers(0, 1))
         asked = max(start - draw(st.integers(0, 40)), 0)
-        work.append(Work(name, asked, start, start + draw(st.integers(1, 50)), i + 1, device))
-        truth.work.append(Done(name, kind_of(name, False), start, work[-1].end, device, asked))
+        end, took = start + draw(st.integers(1, 50)), draw(st.integers(1, 30))
+        work.append(Work(name, asked, start, end, i + 1, device, took))
+        truth.work.append(Done(name, kind_of(name, False), start, end, device, asked, asked + took))
     return Process(pid, tuple(ranges), tuple(work), draw(st.sampled_from(GPUS))), truth
 
 
@@ -253,7 +287,7 @@ UTC = 1_795_227_257_000_000_000
 def at_utc(truth: Truth) -> Truth:
     for w in truth.work:
         w.start, w.end = w.start + UTC, w.end + UTC
-        w.asked = None if w.asked is None else w.asked + UTC
+        w.asked, w.returned = (None if at is None else at + UTC for at in (w.asked, w.returned))
     truth.phases = [(n, phase, a + UTC, b + UTC) for n, phase, a, b in truth.phases]
     truth.steps = {n: (a + UTC, b + UTC) for n, (a, b) in truth.steps.items()}
     return truth
@@ -292,7 +326,7 @@ def test_random_torch_traces(made: tuple[Process, Truth]) -> None:
     events: list[dict[str, Any]] = [x("cpu_op", "aten::op", 0, 0.001)]
     events += [mark(name, start / 1000, (end - start) / 1000) for name, start, end in process.ranges]
     for w in process.work:
-        events.append(launch(w.asked / 1000, w.correlation, 0.001))
+        events.append(launch(w.asked / 1000, w.correlation, w.took / 1000))
         length = (w.end - w.start) / 1000
         events.append(kernel(w.name, w.start / 1000, length, 7, w.device, w.correlation))
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from tests.analyze.as_data import typed
 from tests.analyze.fake_run import make_run
 from tests.analyze.shared import kernel, mark, real, write_trace
 from tests.analyze.simulated import simulated_answer
-from tests.bench.diff.run import simulate
+from tests.bench.diff import simulate
 
 from rlprof_ops.analyze.output.diff_text import show
 from rlprof_ops.analyze.output.diff_workers import matched
@@ -251,6 +251,26 @@ def test_a_kernel_that_got_longer_is_found_in_the_other_file(tmp_path: Path) -> 
     run = CliRunner().invoke(command, [str(tmp_path / "control.json"), str(tmp_path / "test.json"), "--json"])
     (change,) = json.loads(run.stdout)["kernels"]
     assert change["what"] == "test/-: gemm" and change["share"] == 1.0
+
+
+def test_two_workers_a_side_are_matched_by_the_command_of_docs_traces(tmp_path: Path) -> None:
+    for side, names, long in (("before", ("actor", "rollout"), 1.0), ("after", ("policy", "engine"), 2.0)):
+        (tmp_path / side).mkdir()
+        for name in names:
+            write_trace(
+                tmp_path / side / f"{name}_rank0.json",
+                [
+                    mark("step 1", 0, 99),
+                    kernel(f"{names.index(name)} gemm", 1, 9 * long),
+                    kernel("norm", 50, 9),
+                ],
+            )
+    sides = [str(tmp_path / side) for side in ("before", "after")]
+    run = CliRunner().invoke(command, [*sides, "--as", "actor=policy", "--as", "rollout=engine", "--json"])
+    assert {(change["what"], change["share"]) for change in json.loads(run.stdout)["kernels"]} == {
+        ("policy/-: 0 gemm", 1.0),
+        ("engine/-: 1 gemm", 1.0),
+    }
 
 
 def test_two_jobs_that_captured_one_worker_each_have_two() -> None:

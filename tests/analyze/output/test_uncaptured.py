@@ -65,17 +65,20 @@ def test_means_are_over_the_steps_in_which_both_were_captured(tmp_path: Path) ->
 
 
 def test_who_takes_turns_by_design_is_told_from_who_waits(tmp_path: Path) -> None:
-    """A synchronous loop of two roles; then one that trains while half of the next generation runs."""
+    """A synchronous loop of two roles and a third that waits for both; then one that trains while half of the
+    next generation runs.
+    """
     for overlap, by_design in ((0.0, True), (20.0, False)):
-        marks: Marks = {"vllm_worker": {}, "policy_worker": {}}
+        marks: Marks = {"vllm_worker": {}, "policy_worker": {}, "reward_worker": {}}
         for s in (1, 2, 3, 4):
             t = 100.0 * s
             marks["vllm_worker"][s] = ((t, t + 100), {"generation": (t, t + 50)})
-            marks["policy_worker"][s] = ((t, t + 100), {"train": (t + 50 - overlap, t + 95)})
+            marks["policy_worker"][s] = ((t, t + 100), {"train": (t + 55 - overlap, t + 95)})
+            marks["reward_worker"][s] = ((t, t + 100), {"reward": (t + 50, t + 55)})
         answer = answer_for(tmp_path / str(overlap), marks)
 
         idle = texts(answer, "bubble")
-        assert idle and all(("take turns by design" in text) is by_design for text in idle), idle
+        assert len(idle) == 3 and all(("take turns by design" in text) is by_design for text in idle), idle
         kinds = [finding["kind"] for finding in answer["findings"]]
         if by_design:
             assert set(kinds[-len(idle) - 1 :]) == {"bubble", "phase"}, "what is so by design comes last"

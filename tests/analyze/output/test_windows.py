@@ -123,3 +123,30 @@ def test_a_worker_without_phases_is_not_called_uncaptured(tmp_path: Path) -> Non
     text = " ".join(said(answer).split())
     assert "reward_worker │ marks no phase │ 100 ms" in text
     assert "reward_worker │ not captured" not in text
+
+
+@pytest.mark.parametrize("overlap_us", [0, 45_000])
+def test_two_roles_that_mark_no_step_are_cut_once(tmp_path: Path, overlap_us: int) -> None:
+    """The trainer's first phase begins 60 ms into the step; where its training goes on beside the next
+    generation, nothing tells one cut from another.
+    """
+    plans = {
+        "rollout": [("generation", 0, 55_000), ("weight_sync", 90_000, 8_000)],
+        "policy_worker": [("logprob", 60_000, 8_000), ("train", 70_000, 18_000 + overlap_us)],
+    }
+    for role, plan in plans.items():
+        events, number = [kernel("first", 0, 10), kernel("last", 299_990, 10)], 0
+        for step in range(3):
+            for phase, at, takes in plan:
+                number += 1
+                began = step * 100_000 + at
+                took = min(takes, 300_000 - began)
+                events += [mark(phase, began, took), launch(began, number)]
+                events.append(kernel("gemm", began + 10, took - 20, correlation=number))
+        name = f"{role}_rank0_step3-5_n0_{len(role)}.pt.trace.json"
+        path = tmp_path / "profiles/torch" / role / "rank0" / name
+        write_trace(path, events, None, 1_790_857_026_000_000_000, host_name="n0")
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    lengths = [step["duration_ns"] for step in answer["steps"]]
+    assert (lengths == [100_000_000] * 3) == (not overlap_us)

@@ -27,6 +27,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.as_data import report, typed  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.pipelines import write_pipeline  # noqa: E402
+from tests.analyze.shared import real  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
@@ -135,6 +136,19 @@ def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> Non
     assert "Mended, a step is " in slow.text
     slow.find_element(By.TAG_NAME, "button").click()
     assert "step=" in browser.current_url and "rank=1&worker=policy_worker" in browser.current_url
+    nothing_wrong(browser)
+
+
+def test_launches_are_folded_below_the_kernels(browser: Any, tmp_path: Path) -> None:
+    report(real("torch/b200_eager_part.json.gz"), output=tmp_path, jobs=1, cache=False)
+    opened(browser, tmp_path / "report.html")
+    folded = browser.find_element(By.ID, "launches")
+    assert not browser.find_element(By.ID, "queues-table").is_displayed()
+    folded.find_element(By.TAG_NAME, "summary").click()
+    answer = json.loads((tmp_path / "report.json").read_text())
+    for table, rows, key in (("launches", "launches", "call"), ("durations", "kernel_durations", "name")):
+        assert column(browser, f"{table}-table", 1) == [row[key] for row in answer[rows]][:12]
+    assert column(browser, "queues-table", 7) == [str(row["longest"]) for row in answer["launch_queues"]]
     nothing_wrong(browser)
 
 

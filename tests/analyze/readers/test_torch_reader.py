@@ -250,3 +250,18 @@ def test_a_wrong_type_costs_its_event_where_times_are_read_from_their_text(
     events[bad]["ph"] = 5
     trace = read_torch(write_trace(tmp_path / "t.json", events))
     assert (len(trace.ops), trace.damaged) == (59, 1)
+
+
+def test_categories_of_torch_until_1_10(tmp_path: Path) -> None:
+    """Kineto wrote `Kernel`, `Memcpy`, `Memset`, `Runtime` and `Operator` then; they were read as none."""
+    words = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    now = [
+        mark("step 1", 0, 100),
+        x("cpu_op", "aten::mm", 1, 5),
+        launch(2, 1),
+        kernel("gemm", 10, 30, correlation=1),
+    ]
+    then = [event | {"cat": words.get(event["cat"], event["cat"])} for event in now]
+    found = [read_report(write_trace(tmp_path / f"{i}.json", events)) for i, events in enumerate((now, then))]
+    assert [(len(t.gpu), len(t.launches), len(t.ops)) for t in found] == [(1, 1, 1)] * 2
+    assert [t.gpu.correlation.tolist() for t in found] == [[1], [1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import sys
@@ -21,6 +22,7 @@ from tests.real_nsys import profile
 from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.process_summary import Summary
 from rlprof_ops.analyze.run.summary import summarise_file
+from rlprof_ops.analyze.timeline import make
 
 
 def summaries(path: Path, rank: int | None = None, pid: int | None = None) -> list[Summary]:
@@ -66,6 +68,40 @@ def test_both_are_ranks_of_the_answer_and_told_apart(tmp_path: Path) -> None:
     ]
     assert [r["processes"] for r in answer["coverage"]["reports"]] == [2]
     assert len(answer["anatomy"]) == 2
+
+
+def test_inner_workers_of_a_server_are_rows_of_their_own(tmp_path: Path) -> None:
+    """Each has said which part of the engine it is. Both are one role: neither waits for the other."""
+    run, events = tmp_path / "profiles/nsight/rollout/rank0", tmp_path / "nodes/n0/events"
+    run.mkdir(parents=True)
+    events.mkdir(parents=True)
+    report = run / "rollout_rank0_step3-3_n0_90.nsys-rep"
+    report.write_bytes(b"x")
+    write_export(
+        report.with_suffix(".sqlite"),
+        two_phases(100, "train", "generation"),
+        two_phases(200, "generation", "train"),
+    )
+    said = [
+        ("n0", 100, "rollout_tp0"),
+        ("n0", 200, "rollout_tp1"),
+        ("n1", 100, "rollout_tp7"),
+        ("n0", 90, "x_tp0"),
+    ]
+    for host, pid, worker in said:
+        row = {"event": "engine_worker", "pid": pid, "host": host, "worker": worker}
+        (events / f"notes_{host}_{pid}.jsonl").write_text(json.dumps(row) + "\n")
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    check_sums(answer)
+    assert [(r["worker"], r["rank"], r["pid"], r["told_apart"]) for r in answer["ranks"]] == [
+        ("rollout_tp0", 0, 100, False),
+        ("rollout_tp1", 0, 200, False),
+    ]
+    assert {row["worker"] for row in answer["phases"]} == {"rollout_tp0", "rollout_tp1"}
+    assert answer["bubbles"] == [] and not any(f["kind"] == "bubble" for f in answer["findings"])
+    made = make.make(tmp_path, tmp_path)
+    assert made.ranks == 2
 
 
 def test_children_without_ranges_are_in_the_phases_of_their_parent(tmp_path: Path) -> None:
@@ -161,3 +197,14 @@ def test_a_real_capture_of_two_processes(tmp_path: Path) -> None:
             lasted = end - start  # measured inside the range: on a busy machine it lasts a little longer
             assert 0.98 * lasted <= phase.duration_ns <= 1.02 * lasted + 100_000_000
             assert -100_000_000 < int(phase.when.start[0]) - start < 5_000_000
+
+
+def test_processes_of_one_report_share_a_host_that_nothing_names(tmp_path: Path) -> None:
+    made = [two_phases(100, "generation", "train"), two_phases(200, "train", "generation")]
+    path = write_export(tmp_path / "r.sqlite", *made)
+    with sqlite3.connect(path) as c:
+        c.execute("delete from TARGET_INFO_SYSTEM_ENV where name='Hostname'")
+    c.close()
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert [host["method"] for host in answer["clocks"]["hosts"]] == ["reference"]
+    assert "not aligned" not in answer["critical_path"]["untold"]

@@ -270,3 +270,26 @@ def test_the_page_names_the_groups_that_waited(tmp_path: Path) -> None:
         nothing_wrong(browser)
     finally:
         browser.quit()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_planted_slow_tool_is_named(tmp_path: Path, seed: int) -> None:
+    """64 samples of two turns on each of two replicas; the tool between the turns of one takes 12 s."""
+    draw = np.random.default_rng(seed)
+    rank, planted = int(draw.integers(2)), int(draw.integers(64))
+    steps(tmp_path, 1, 18.0, 20.0)
+    for each in range(2):
+        rows = []
+        for n in range(64):
+            tool = 12.0 if (each, n) == (rank, planted) else float(draw.uniform(0.1, 0.5))
+            first, second = (np.minimum(draw.lognormal(-0.5, 0.5, 2), 2.0)).tolist()
+            again = first + tool
+            rows.append(Dealt(f"{each}-{n}", 1, 0.0, first, 50, group=n))
+            rows.append(Dealt(f"{each}-{n}b", 1, again, again + second, 50, None, n, 2, f"{each}-{n}"))
+        dealt(tmp_path, each, rows)
+    answer = answer_of(tmp_path, jobs=1)
+    [text] = [row["text"] for row in answer["findings"] if row["kind"] == "last_requests"]
+    assert f"request {rank}-{planted}b of rollout {rank}:" in text
+    assert "It is turn 2; 12.0 s went by between the turns." in text
+    [turns] = answer["whole_run"]["requests"]["turns"]
+    assert turns["longest_ms"] == pytest.approx(12_000, abs=1)

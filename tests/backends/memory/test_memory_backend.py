@@ -13,8 +13,7 @@ from rlprof_ops.backends import Where
 from rlprof_ops.backends.memory.options import MemoryOptions, parse
 from rlprof_ops.request import RequestError, request_from_json
 from rlprof_ops.request.check import check_request
-from rlprof_ops.runtime import profiler
-from rlprof_ops.runtime.recorders import base
+from rlprof_ops.runtime import active_profiler, profiler
 
 
 def train(prof, steps=range(1, 7), work=None):
@@ -44,7 +43,7 @@ def test_host_memory_of_a_window(asked, events):
 
 
 def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, monkeypatch):
-    monkeypatch.setattr(base, "has_gpu", lambda: False)
+    monkeypatch.setattr(active_profiler, "has_gpu", lambda: False)
     asked(backend="memory")
     request = request_from_json(os.environ["RLPROF_REQUEST_JSON"])
 
@@ -111,7 +110,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(base, "has_gpu", lambda: True)
+    monkeypatch.setattr(active_profiler, "has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "torch", fake)
     return fake
 

@@ -11,6 +11,8 @@ import pytest
 from tests.nsys_stand_in import answering_nsys
 from tests.real_nsys import nvtx_ranges
 
+from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
+
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
     from rlprof_ops.runtime import profiler
@@ -86,7 +88,7 @@ import os, time, nvtx
 from pathlib import Path
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from types import SimpleNamespace
-taker = NsysSessionRecorder(os.environ["SESSION"], SimpleNamespace(options={}, flags=()))
+taker = NsysSessionRecorder(os.environ["RLPROF_NSYS_SESSION"], SimpleNamespace(options={}, flags=()))
 for window in range(3):
     taker.open(Path(os.environ["OUT"], f"{window}.nsys-rep"))
     nvtx.end_range(nvtx.start_range(f"in {window}"))
@@ -101,11 +103,13 @@ for window in range(3):
 
 @pytest.mark.nsys
 def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
-    session = f"rlprof-stop-{os.getpid()}"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SESSION": session, "OUT": str(tmp_path)}
-    command = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", PROGRAM]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OUT": str(tmp_path)}
+    session = f"rlprof-stop-{os.getpid()}-"
+    command = NsysCommand("launch", "nsys", ("-t", "nvtx"), on_error="fail", session=session).words()
 
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120
+    )
 
     assert done.returncode == 0, done.stderr
     assert [nvtx_ranges(tmp_path / f"{window}.nsys-rep", tmp_path, ended=True) for window in range(3)] == [

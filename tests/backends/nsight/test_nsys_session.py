@@ -10,6 +10,7 @@ import pytest
 from tests.real_nsys import nvtx_ranges, nvtx_sum
 from tests.waits import wait_until
 
+from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
 from rlprof_ops.request import request_from_dict
 
 pytestmark = pytest.mark.nsys
@@ -64,7 +65,7 @@ def wrapped(tmp_path):
     started = []
 
     def start(*argv, steps="3:5,7"):
-        session = f"rlprof-test-{os.getpid()}-{len(started)}"
+        session = f"rlprof-test-{os.getpid()}-{len(started)}-"
         request = request_from_dict({"captures": [{"backend": "nsight", "workers": ["*"], "steps": steps}]})
         env = {
             **os.environ,
@@ -72,29 +73,19 @@ def wrapped(tmp_path):
             "TMPDIR": str(node_dir / "tmp"),
             "RLPROF_NODE_DIR": str(node_dir),
             "RLPROF_NODE": "n1",
-            "RLPROF_NSYS_SESSION": session,
             "RLPROF_REQUEST_JSON": request.to_json(),
         }
-        command = [
-            "nsys",
-            "launch",
-            f"--session-new={session}",
-            "-t",
-            "nvtx",
-            sys.executable,
-            "-c",
-            TRAINING,
-            *argv,
-        ]
+        command = NsysCommand("launch", "nsys", ("-t", "nvtx"), on_error="fail", session=session)
+        words = [*command.words(), sys.executable, "-c", TRAINING, *argv]
         started.append(
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
         return started[-1], node_dir
 
     yield start
     for process in started:
-        process.kill()
-        process.wait(timeout=10)
+        process.terminate()  # which reaches the program
+        process.wait(timeout=20)
 
 
 def events(node_dir, kind):

@@ -6,7 +6,7 @@ import pytest
 
 from rlprof_ops.backends.torch import trace_check as torch_backend
 from rlprof_ops.request import CaptureSpec
-from rlprof_ops.runtime.recorders.base import choose_taker
+from rlprof_ops.runtime.active_profiler import choose_recorder
 
 
 def spec(backend, **options):
@@ -29,7 +29,7 @@ def test_torch_beside_an_nsys_that_traces_cuda_is_refused_with_the_reason(
     monkeypatch.setattr(torch_backend, "has_cuda_activity", lambda: cuda)
     torch = spec("torch")
 
-    taker, reason = choose_taker(torch, [spec("nsight", **nsight), torch])
+    taker, reason = choose_recorder(torch, [spec("nsight", **nsight), torch])
 
     assert (taker is None) is refused
     assert (

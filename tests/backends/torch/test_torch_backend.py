@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -226,6 +228,50 @@ def test_another_thread_may_close_the_window(asked, events):
 
     (closed,) = events("closed")
     assert closed["partial"] is True and (node_dir / closed["path"]).is_file()
+
+
+# On one core, so that the thread is often interrupted in an operator.
+BESIDE_A_THREAD = """
+import os, sys, threading, time, torch
+from pathlib import Path
+from rlprof_ops.backends import get
+from rlprof_ops.request import CaptureSpec
+spec = CaptureSpec(backend="torch", workers=("w",), options=eval(sys.argv[2]))
+recorder, _ = get("torch").recorder(spec, [spec])
+
+def compute():
+    with torch.profiler.record_function("tick"):
+        x = torch.ones(8, 8, requires_grad=True)
+        (x @ x).relu().sum().backward()
+
+def beside():
+    while not over.is_set():
+        compute()
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+over = threading.Event()
+thread = threading.Thread(target=beside)
+thread.start()
+for window in range(100):
+    recorder.open(Path(sys.argv[1], f"{window % 2}.pt.trace.json.gz"))
+    recorder.entered(2 * window)
+    time.sleep(0.01)
+    recorder.entered(2 * window + 1)
+    recorder.close()
+over.set()
+thread.join()
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"active": "1"}], ids=["window", "schedule"])
+def test_a_thread_that_computes_beside_a_window_is_not_harmed_by_its_end(tmp_path, options):
+    """It was ended by SIGABRT or SIGSEGV within a hundred windows."""
+    command = [sys.executable, "-c", BESIDE_A_THREAD, str(tmp_path), repr(options)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "trained" in done.stdout) == (0, True), done.stderr[-2000:]
+    assert spans(load(tmp_path / "1.pt.trace.json.gz")).count("tick") > 2
 
 
 def test_where_another_thread_would_crash_torch_it_is_not_asked(asked, events):

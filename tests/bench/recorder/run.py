@@ -1,15 +1,11 @@
 """What the flight recorder costs: a step of a rank, told or not, and the recorder process of a node.
 
-    python tests/bench/recorder/run.py [--seconds 30] [--ranks 8] [--json FILE]
-
-The two sides of a step alternate, ten pairs; the node has `--ranks` processes that tell a step of seven
-phases every second. Exits 1 when an aim is missed: 0.5 % of a step of one second, 1 % of a core, 60 MiB.
+The two sides of a step take turns; the node has --ranks processes that tell a step of seven phases every
+second.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,8 +14,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-PACKAGE = Path(__file__).resolve().parents[3] / "python"
-STEPS, PHASES, PAIRS = 300, 7, 10
+from tests.bench.harness import Run, by_turns, environment, spend
+
+QUICK = {"seconds": 3.0, "ranks": 2, "pairs": 1}
+STEPS, PHASES = 300, 7
 RANK = """
 import os, sys, time
 from rlprof_ops.runtime import profiler
@@ -40,26 +38,23 @@ print((time.process_time() - began) / {steps})
 """.replace("{phases}", str(PHASES)).replace("{steps}", str(STEPS))
 
 
-def environment(folder: str, record: bool) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RLPROF_")}
-    env |= {"PYTHONPATH": str(PACKAGE), "RLPROF_NODE_DIR": folder, "RLPROF_ON_DEMAND": "1"}
-    return env | {"RLPROF_RECORD": "1" if record else "0"}
+def of_a_rank(folder: str, record: bool) -> dict[str, str]:
+    return environment(
+        {"RLPROF_NODE_DIR": folder, "RLPROF_ON_DEMAND": "1", "RLPROF_RECORD": str(int(record))}
+    )
 
 
-def step_cost_s(record: bool) -> float:
+def step_cost_us(record: bool) -> float:
     """CPU of one step of seven phases, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-c", RANK, "0", "measure"]
-        done = subprocess.run(
-            argv, env=environment(folder, record), capture_output=True, text=True, check=True
-        )
-        return float(done.stdout)
+        return float(spend(argv, of_a_rank(folder, record)).output) * 1e6
 
 
 def node_cost(seconds: float, ranks: int) -> tuple[float, float, float]:
     """Share of a core, MiB resident, and bytes of record an hour, of the recorder of a node."""
     with tempfile.TemporaryDirectory() as folder:
-        env = environment(folder, True)
+        env = of_a_rank(folder, True)
         live = [
             subprocess.Popen([sys.executable, "-c", RANK, str(rank), "live"], env=env)
             for rank in range(ranks)
@@ -90,37 +85,12 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    pairs = [(step_cost_s(True), step_cost_s(False)) for _ in range(PAIRS)]
-    on, off = (median(side) for side in zip(*pairs, strict=True))
-    share, resident, size = node_cost(options.seconds, options.ranks)
-    sides = f"{on * 1e6:.0f} us recorded, {off * 1e6:.0f} us not"
-    print(f"a step of {PHASES} phases, CPU: {sides}; of 1 s: {on - off:.3%}")
-    print(f"the recorder of a node with {options.ranks} ranks: {share:.2%} of a core, {resident:.1f} MiB,")
-    print(f"  {size / 1e6:.2f} MB of record an hour (no GPU)")
-    missed = [
-        name
-        for name, is_missed in (
-            ("0.5 % of a step of one second", on - off > 0.005),
-            ("1 % of a core", share > 0.01),
-            ("60 MiB", resident > 60),
-        )
-        if is_missed
-    ]
-    for name in missed:
-        print(f"MISSED: {name}")
-    if options.json:
-        found = {"step_on_s": on, "step_off_s": off, "core_share": share, "resident_mib": resident}
-        options.json.write_text(json.dumps(found | {"bytes_an_hour": size, "missed": missed}))
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def bench(run: Run, *, seconds: float = 30, ranks: int = 8, pairs: int = 10) -> None:
+    found = by_turns({"recorded": lambda: step_cost_us(True), "not": lambda: step_cost_us(False)}, pairs)
+    on, off = (median(side) for side in found.values())
+    run.say(f"a step of {PHASES} phases, CPU: {on:.0f} us recorded, {off:.0f} us not")
+    share, resident, size = node_cost(seconds, ranks)
+    run.say(f"the recorder of a node with {ranks} ranks: {size / 1e6:.2f} MB of record an hour (no GPU)")
+    run.limit("of a step of one second", (on - off) / 1e4, 0.5, "%")
+    run.limit("of a core", 100 * share, 1, "%")
+    run.limit("resident", resident, 60, "MiB")

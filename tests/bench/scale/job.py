@@ -1,7 +1,7 @@
 """The processes of a simulated job: real supervisors and syncs of ours, each node in a PID namespace as on a
 machine of its own, without Ray and without training.
 
-    python tests/bench/scale/job.py HEAD|NODES JOB.json [FIRST LAST]
+    python -m tests.bench.scale.job HEAD|NODES JOB.json [FIRST LAST]
 
 What is real: the supervisor's code from its start to its end, the control channel, the step clock, the
 state, the sync process, the drain, harvest. What stands in: `ray start` and the check of its plugin
@@ -24,22 +24,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
+from tests.bench.harness import PACKAGE
+from tests.recorder.test_large_job import line
 
-from tests.recorder.test_large_job import line  # noqa: E402
-
-from rlprof_ops.backends import report_names  # noqa: E402
-from rlprof_ops.job.folders import RunFolder  # noqa: E402
-from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env  # noqa: E402
-from rlprof_ops.recorder.__main__ import news_every_s  # noqa: E402
-from rlprof_ops.request import Window  # noqa: E402
-from rlprof_ops.runtime.process.event_log import EventLog, StepFile  # noqa: E402
-from rlprof_ops.supervisor import job_end, node_task  # noqa: E402
-from rlprof_ops.supervisor.control_channel import Message  # noqa: E402
-from rlprof_ops.supervisor.job_end import NodeStop  # noqa: E402
-from rlprof_ops.supervisor.node.node import Node  # noqa: E402
-from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded  # noqa: E402
+from rlprof_ops.backends import report_names
+from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
+from rlprof_ops.recorder.__main__ import news_every_s
+from rlprof_ops.request import Window
+from rlprof_ops.runtime.process.event_log import EventLog, StepFile
+from rlprof_ops.supervisor import job_end, node_task
+from rlprof_ops.supervisor.control_channel import Message
+from rlprof_ops.supervisor.job_end import NodeStop
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded
 
 WORKER, RANKS = "policy_worker", 8
 WINDOW = Window(3, 5)
@@ -196,7 +194,7 @@ def environment(job: dict[str, Any], node: str) -> dict[str, str]:
         "SLURM_NODEID": str(job["nodes"].index(node)),
         "RLPROF_NODE_ROOT": str(root),
         "RLPROF_BEGAN": str(job["began"]),
-        "PYTHONPATH": str(ROOT / "python"),
+        "PYTHONPATH": str(PACKAGE),
         "SCALE_PYTHON": sys.executable,
     }
     return env

@@ -1,40 +1,34 @@
-"""A job of up to 512 nodes on this machine: how long its start, a step, its sync, its drain and its harvest
-take, and what they cost the head.
+"""A job of up to 512 nodes on this machine: what its start, a step, its sync, its drain and its harvest take.
 
-    sudo .venv/bin/python tests/bench/scale/run.py [--sizes 16,64,128,256,512] [--steps 20]
-
-One process of our supervisor and one of our sync a node (job.py says what is real), all on the CPUs of this
-machine. So the times of the whole are upper bounds: a cluster's nodes do their part each on its own. The head
-has precedence (nice -15); what it uses of a CPU is what one head would use for so many nodes. Needs root, and
-about 30 MiB a node.
+And what they cost the head. One process of our supervisor and one of our sync a node (job.py says what is
+real), all on the CPUs of this machine. So the times of the whole are upper bounds: a cluster's nodes do
+their part each on its own. The head has precedence (nice -15); what it uses of a CPU is what one head would
+use for so many nodes. About 30 MiB a node in --folder; each node sends eight reports of --kib.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.harness import Run, environment
+from tests.bench.scale.job import RANKS, WINDOW, WORKER, report_of
+
+from rlprof_ops.host.ports import free_port
+from rlprof_ops.job.folders import RunFolder
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
-
-from tests.bench.scale.job import RANKS, WINDOW, WORKER, report_of  # noqa: E402
-
-from rlprof_ops.host.ports import free_port  # noqa: E402
-from rlprof_ops.job.folders import RunFolder  # noqa: E402
-
+NEEDS = ("root",)
+QUICK = {"sizes": (4,), "steps": 5, "step_seconds": 0.2, "kib": 4}
 START_S, STEPS_S, DRAIN_S, HARVEST_S = 900.0, 600.0, 900.0, 600.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -69,8 +63,8 @@ class Process:
         self._log = base / "output" / f"{what}.log"
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "job.py"), what, str(job), *map(str, between)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                [sys.executable, "-m", "tests.bench.scale.job", what, str(job), *map(str, between)],
+                env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 preexec_fn=lambda: os.setpriority(os.PRIO_PROCESS, 0, nice),
             )  # fmt: skip
 
@@ -200,51 +194,43 @@ def simulate(base: Path, nodes: int, steps: int, step_s: float, kib: int) -> Fou
     )  # fmt: skip
 
 
-def table(rows: list[Found]) -> str:
-    """As docs/operators.md has it."""
-    lines = [
-        "| nodes | start | of it the head's CPU | a step told to all nodes in |"
-        " the last node knows it after | every window open after | a CPU's part while it trains |"
-        " reports home after the window | drain | of it the head's CPU | harvest | reports ok |"
-        " memory of the head |",
-        "|---" * 13 + "|",
-    ]
-    lines += [
-        f"| {row.nodes} | {row.start_s:.1f} s | {row.start_cpu_s:.1f} s | {row.tell_ms:.1f} ms |"
-        f" {row.late_ms:.0f} ms | {row.waited_ms:.0f} ms | {row.steps_cpu:.0%} |"
-        f" {row.home_s:.0f} s | {row.drain_s:.1f} s | {row.drain_cpu_s:.1f} s |"
-        f" {row.harvest_s:.1f} s | {row.reports} | {row.head_mib:.0f} MiB |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+COLUMNS = {
+    "nodes": "{nodes}",
+    "start": "{start_s:.1f} s",
+    "of it the head's CPU": "{start_cpu_s:.1f} s",
+    "a step told to all nodes in": "{tell_ms:.1f} ms",
+    "the last node knows it after": "{late_ms:.0f} ms",
+    "every window open after": "{waited_ms:.0f} ms",
+    "a CPU's part while it trains": "{steps_cpu:.0%}",
+    "reports home after the window": "{home_s:.0f} s",
+    "drain": "{drain_s:.1f} s",
+    "of it the head's CPU ": "{drain_cpu_s:.1f} s",
+    "harvest": "{harvest_s:.1f} s",
+    "reports ok": "{reports}",
+    "memory of the head": "{head_mib:.0f} MiB",
+}
+"""The table of docs/operators.md."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", default="16,64,128,256,512")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--step-seconds", type=float, default=1.0)
-    parser.add_argument("--kib", type=int, default=64, help="size of each of the 8 reports of a node")
-    parser.add_argument("--folder", default=None, help="where the run folder and all node folders are made")
-    parser.add_argument("--keep", action="store_true", help="leave that folder")
-    asked = parser.parse_args()
+def cells(found: Found) -> list[str]:
+    return [text.format(**vars(found)) for text in COLUMNS.values()]
+
+
+def bench(
+    run: Run,
+    *,
+    sizes: tuple[int, ...] = (16, 64, 128, 256, 512),
+    steps: int = 20,
+    step_seconds: float = 1.0,
+    kib: int = 64,
+) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16), hard))
-    rows = []
-    for nodes in map(int, asked.sizes.split(",")):
-        base = Path(tempfile.mkdtemp(prefix="scale-", dir=asked.folder)).resolve()
+    run.head(*COLUMNS)
+    for nodes in sizes:
+        base = run.folder.resolve() / str(nodes)
+        base.mkdir()
         try:
-            rows.append(simulate(base, nodes, asked.steps, asked.step_seconds, asked.kib))
+            run.row(*cells(simulate(base, nodes, steps, step_seconds, kib)))
         except GaveUp as error:
             sys.exit(f"error: {error}")
-        finally:
-            if not asked.keep:
-                shutil.rmtree(base, ignore_errors=True)
-        print(table(rows[-1:]).splitlines()[-1], flush=True)
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tests.analyze.as_data import answer_of, data_of
 from tests.analyze.causes.dp_groups import write_groups
 from tests.analyze.causes.host_faults import HostFaults
-from tests.analyze.causes.loops import Loop, usual_loop
-from tests.analyze.causes.overlapping import asynchronous, streamed
-from tests.analyze.pipelines import write_pipeline
+from tests.analyze.causes.loops import Loop, branched_loop, usual_loop
+from tests.analyze.causes.overlapping import Asynchronous, asynchronous, streamed
+from tests.analyze.pipelines import SLOW_US, write_pipeline
 
 from rlprof_ops.analyze.output.answer import build
 
@@ -23,7 +23,9 @@ Answer = dict[str, Any]
 Named = Callable[[Answer, dict[str, Any]], bool]
 GC = ("user_annotation", "Python GC")
 LOADER = ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-NOISES = ("white", "AR(1)", "heavy tails")
+CORRELATED = {"AR(1) 0.5": 0.5, "AR(1) 0.8": 0.8}  # of neighbouring steps
+NOISES = ("white", *CORRELATED, "heavy tails")
+L = TypeVar("L", bound=Loop)
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,32 @@ class Planted:
         return next(found, None)
 
 
-def noisy_loop(seed: int, spread: float = 0.04, **sizes: int) -> Loop:
-    """Ranks' times from step to step by one of three kinds of noise, which the seed chooses; each collective
+def with_noise(loop: L, seed: int, kind: str, spread: float = 0.04) -> L:
+    """The loop with a noise of `spread` of each rank's phases from step to step."""
+    rng, rho = np.random.default_rng(1000 + seed), CORRELATED.get(kind, 0.0)
+    before: dict[tuple[str, str, int], float] = {}
+    for (_, worker, phase, rank), pieces in sorted(loop.work.items()):
+        drawn = rng.standard_t(3) / 3**0.5 if kind == "heavy tails" else rng.standard_normal()
+        drawn = rho * before.get((worker, phase, rank), drawn) + (1 - rho**2) ** 0.5 * drawn
+        before[worker, phase, rank] = drawn
+        pieces[:] = [max(round(ns * (1 + spread * drawn)), 1000) for ns in pieces]
+    return loop
+
+
+def noisy_loop(seed: int, kind: str = "", spread: float = 0.04, **sizes: int) -> Loop:
+    """A linear loop with one kind of noise, which the seed chooses where it is not told; each collective
     piece of a phase has half of that for itself.
     """
     sizes = {"rollout": 4, "policy": 4, "steps": 6} | sizes
     loop = usual_loop(seed, noise=spread / 2, **sizes)
-    rng, kind = np.random.default_rng(1000 + seed), NOISES[seed % len(NOISES)]
-    before: dict[tuple[str, str, int], float] = {}
-    for (_, worker, phase, rank), pieces in sorted(loop.work.items()):
-        drawn = rng.standard_t(3) / 3**0.5 if kind == "heavy tails" else rng.standard_normal()
-        if kind == "AR(1)":
-            drawn = 0.6 * before.get((worker, phase, rank), drawn) + 0.8 * drawn
-        before[worker, phase, rank] = drawn
-        usual = 0.25 if phase == "weight_sync" else 1.0  # else the sync alone is dearer than some causes
-        pieces[:] = [max(round(usual * ns * (1 + spread * drawn)), 1000) for ns in pieces]
+    return with_noise(with_short_sync(loop), seed, kind or NOISES[seed % len(NOISES)], spread)
+
+
+def with_short_sync(loop: L) -> L:
+    """The weight sync alone would be dearer than some causes."""
+    for (_, _, phase, _), pieces in loop.work.items():
+        if phase == "weight_sync":
+            pieces[:] = [ns // 4 for ns in pieces]
     return loop
 
 
@@ -72,29 +85,78 @@ def read(write: Callable[[Path], object]) -> Answer:
 
 
 def _changed(loop: Loop, named: Named, change: Callable[[Loop], None]) -> Planted:
-    before = loop.length()
+    before = a_step(loop)
     change(loop)
-    return Planted(told(loop), (loop.length() - before) / loop.steps, named)
+    return Planted(told(loop), a_step(loop) - before, named)
+
+
+def a_step(loop: Loop, work: dict[Any, list[int]] | None = None) -> float:
+    """What a step takes, ns."""
+    return loop.period(work) if isinstance(loop, Asynchronous) else loop.length(work) / loop.steps
 
 
 def _step_ns(answer: Answer) -> float:
     return fmean(row["duration_ns"] for row in answer["steps"])
 
 
-def slow_rank(seed: int) -> Planted:
-    """25 to 50 % longer in training."""
-    mine = seed % 4
+def slow_rank(seed: int, loop: Loop | None = None) -> Planted:
+    """25 to 50 % longer in training; of another loop half as long again."""
+    mine, times = seed % 4, 1.25 + 0.25 * (seed % 2 or loop is not None)
 
     def change(loop: Loop) -> None:
         for (_, _, phase, rank), pieces in loop.work.items():
             if phase == "train" and rank == mine:
-                pieces[:] = [round((1.25 + 0.25 * (seed % 2)) * ns) for ns in pieces]
+                pieces[:] = [round(times * ns) for ns in pieces]
 
     def named(answer: Answer, finding: dict[str, Any]) -> bool:
         rank = None if finding["rank"] is None else answer["ranks"][finding["rank"]]["rank"]
         return (finding["kind"], finding["phase"], rank) == ("straggler", "train", mine)
 
-    return _changed(noisy_loop(seed), named, change)
+    return _changed(loop or noisy_loop(seed), named, change)
+
+
+def skewed(seed: int) -> Planted:
+    """On two nodes whose clocks are several steps apart."""
+    loop = noisy_loop(seed)
+    loop.ranks_a_node, loop.skew_ns = 2, {"n1": (-1) ** seed * 5_000_000}
+    return slow_rank(seed, loop)
+
+
+def a_peer_is_lost(seed: int) -> Planted:
+    """The report of another rank never came."""
+    loop = noisy_loop(seed, policy=8)
+    loop.lost = frozenset({("policy", seed % 4 + 4)})
+    return slow_rank(seed, loop)
+
+
+def slow_rank_is_lost(seed: int) -> Planted:
+    """Its own report never came: nobody can name it, but all can say who is not there."""
+    mine = seed % 4
+
+    def named(_: Answer, finding: dict[str, Any]) -> bool:
+        return bool(finding["kind"] == "coverage") and f"all but rank {mine}:" in finding["text"]
+
+    def write(folder: Path) -> None:
+        HostFaults(seed, slower={mine: 1.4}).write(folder)
+        for path in (folder / f"profiles/torch/policy/rank{mine}").iterdir():
+            path.unlink()
+
+    return Planted(read(write), None, named)
+
+
+def slow_in_three_ways(seed: int) -> Planted:
+    """Of tensor-, pipeline- and data-parallel ranks (2 x 2 x 2)."""
+    mine, rng = seed % 8, np.random.default_rng(seed)
+    computes = [100.0 * (1 + 0.02 * rng.standard_normal())] * 2
+
+    def named(answer: Answer, finding: dict[str, Any]) -> bool:
+        rank = None if finding["rank"] is None else answer["ranks"][finding["rank"]]["rank"]
+        return (finding["kind"], finding["phase"], rank) == ("straggler", "train", mine)
+
+    def write(folder: Path) -> None:
+        write_pipeline(folder, computes, 8, data_parallel=4, steps=4, slow_rank=mine)
+
+    return Planted(read(write), 1000.0 * SLOW_US, named)
 
 
 def slow_node(seed: int) -> Planted:
@@ -109,7 +171,7 @@ def slow_node(seed: int) -> Planted:
                 pieces[:] = [round(1.25 * ns) for ns in pieces]
 
     def named(answer: Answer, finding: dict[str, Any]) -> bool:
-        return finding["kind"] == "straggler" and finding["text"].startswith(f"Node n{mine} is slow in train")
+        return bool(finding["text"].startswith(f"Node n{mine} is slow in train"))
 
     return _changed(loop, named, change)
 
@@ -136,7 +198,7 @@ def slow_group(seed: int) -> Planted:
     mine = [rank for rank in range(16) if rank % 4 == seed % 4]
 
     def named(answer: Answer, finding: dict[str, Any]) -> bool:
-        return finding["kind"] == "slow_group" and answer["ranks"][finding["rank"]]["rank"] == mine[0]
+        return bool(finding["kind"] == "slow_group" and answer["ranks"][finding["rank"]]["rank"] == mine[0])
 
     return Planted(answer, _step_ns(answer) - _step_ns(healthy), named)
 
@@ -209,8 +271,36 @@ def garbage(seed: int) -> Planted:
     return _host(seed, named, why=GC, pauses={(r, s): 120.0 for s in steps for r in whose(s)})
 
 
+def loop_of(kind: str, seed: int, noise: str, **means: int) -> Loop:
+    """A loop of one of seven kinds."""
+    if kind in ("linear", "two nodes"):
+        loop = noisy_loop(seed, noise, policy=16 if kind == "two nodes" else 4)
+        loop.ranks_a_node = 8
+        return loop
+    if kind == "branch":
+        return with_noise(with_short_sync(branched_loop(seed, **means)), seed, noise)
+    if kind == "streamed":
+        return with_noise(streamed(seed, noise=0.01), seed, noise)
+    pooled = kind == "fully asynchronous"
+    return with_noise(
+        asynchronous(seed, 4 if pooled else int(kind[-1]), 10, 0.01, pooled, **means), seed, noise
+    )
+
+
+KINDS = ("linear", "two nodes", "branch", "streamed", "staleness 1", "staleness 3", "fully asynchronous")
+
+
+def _slow_in(kind: str) -> Callable[[int], Planted]:
+    return lambda seed: slow_rank(seed, loop_of(kind, seed, NOISES[seed % len(NOISES)]))
+
+
 CAUSES = {
     "slow rank": slow_rank,
+    **{f"slow rank, {kind}": _slow_in(kind) for kind in KINDS[2:]},
+    "slow rank, TP x PP x DP": slow_in_three_ways,
+    "slow rank, skewed clocks": skewed,
+    "slow rank, a peer's report lost": a_peer_is_lost,
+    "slow rank, its report lost": slow_rank_is_lost,
     "slow node": slow_node,
     "slow stage": slow_stage,
     "slow group": slow_group,
@@ -222,25 +312,14 @@ CAUSES = {
 }
 
 
-def without_cause(seed: int) -> Answer:
-    """One of five kinds of run in turn."""
-    kind = seed % 5
-    if kind == 0:
+def without_cause(seed: int, noise: str) -> Answer:
+    """One of the loops in turn; of white noise, two made of traces too."""
+    turn = seed % (len(KINDS) + 2 * (noise == "white"))
+    if turn == len(KINDS):
         return read(lambda folder: HostFaults(seed).write(folder))
-    if kind == 1:
+    if turn > len(KINDS):
         return read(lambda folder: write_groups(folder, seed))
-    if kind == 2:
-        loop = noisy_loop(seed, policy=16)
-        loop.ranks_a_node = 8
-        return told(loop)
-    return told(asynchronous(seed, steps=10) if kind == 3 else noisy_loop(seed))
-
-
-def with_correlated_noise(seed: int) -> Answer:
-    """No cause, and ranks whose noise is alike from step to step (AR(1), 0.6): six steps hardly tell it from
-    a slow rank.
-    """
-    return told(noisy_loop(len(NOISES) * seed + NOISES.index("AR(1)")))
+    return told(loop_of(KINDS[turn], seed, noise))
 
 
 def _shorter(loop: Loop, phase: str) -> dict[Any, list[int]]:
@@ -254,23 +333,23 @@ def _faster(answer: Answer, phase: str) -> float | None:
 
 def faster(seed: int, kind: str, phase: str) -> tuple[float | None, float]:
     """What a phase 20 % faster saves in a loop, as it is told and in truth."""
-    if kind == "streamed":
-        loop: Loop = streamed(seed)
-    elif kind == "linear":
-        loop = noisy_loop(seed)
-    else:
-        more = {"generation": 420.0} if phase == "generation" else {}
-        over = asynchronous(seed, steps=10, staleness=int(kind[-1]), **more)
-        return _faster(told(over), phase), over.period() - over.period(_shorter(over, phase))
-    return _faster(told(loop), phase), (loop.length() - loop.length(_shorter(loop, phase))) / loop.steps
+    overlaps = kind.startswith(("staleness", "fully"))
+    means = {"generation": 420} if overlaps and phase == "generation" else {}
+    loop = loop_of(kind, seed, NOISES[seed % len(NOISES)], **means)
+    return _faster(told(loop), phase), a_step(loop) - a_step(loop, _shorter(loop, phase))
 
 
 LOOPS = (
     ("linear", "generation"),
     ("linear", "train"),
+    ("branch", "generation"),
+    ("branch", "train"),
+    ("branch", "reward"),
     ("streamed", "generation"),
     ("staleness 1", "generation"),
     ("staleness 1", "train"),
     ("staleness 3", "generation"),
     ("staleness 2", "train"),
+    ("fully asynchronous", "generation"),
+    ("fully asynchronous", "train"),
 )

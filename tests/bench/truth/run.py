@@ -1,24 +1,21 @@
 """What the report says of the job of a published study, beside what the study's own simulator says.
 
-    python tests/bench/truth/run.py [--steps 44]
-
-Needs the study's archive: `straggler_analysis-*.tar.xz` in $RLPROF_UPSTREAM, else in ../shared/upstream. The
-exit code is 1 if the slow worker is not the first finding, or its cost is off by more than a tenth.
+--steps of the 44 that the study has. Needs the study's archive: `straggler_analysis-*.tar.xz` in
+$RLPROF_UPSTREAM, else in ../shared/upstream. The slow worker has to be the first finding, its cost off by
+at most a tenth.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[3]), str(Path(__file__).resolve().parents[3] / "python")]
-
 from tests.analyze.as_data import answer_of
+from tests.bench.harness import Run
 from tests.bench.truth import study
 
+NEEDS = ("study",)
+QUICK = {"steps": 4}
 LIMIT = 0.10  # of what the slow worker costs
 
 
@@ -62,22 +59,10 @@ def compare(folder: Path, most_steps: int | None = None) -> tuple[str, list[Comp
     return first["text"], rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, help="of the 44 that the study has (all)")
-    args = parser.parse_args()
-    if why := study.missing():
-        print(f"left out: {why}")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        first, rows = compare(Path(folder), args.steps)
-    print(f"first finding: {first}\n\n| quantity | report | study | off by |\n|---|---|---|---|")
+def bench(run: Run, *, steps: int | None = None) -> None:
+    first, rows = compare(run.folder, steps)
+    run.head("quantity" + " " * 18, "report", "study", "off by")
     for row in rows:
-        print(f"| {row.what} | {row.ours:.2f} | {row.theirs:.2f} | {100 * row.off:+.1f} % |")
-    raise SystemExit("rank 0 " not in first or abs(rows[0].off) > LIMIT)
-
-
-if __name__ == "__main__":
-    main()
+        run.row(row.what, f"{row.ours:.2f}", f"{row.theirs:.2f}", f"{100 * row.off:+.1f} %")
+    run.expect("rank 0 " in first, f"first finding: {first}")
+    run.limit("the cost is off by", 100 * abs(rows[0].off), 100 * LIMIT, "%")

@@ -344,6 +344,21 @@ def test_a_process_that_came_in_the_window_and_took_nothing_of_it_is_said(
     assert (capture.state, capture.reason) == (state, "" if state == "ok" else reason)
 
 
+@pytest.mark.parametrize(
+    ("backends", "planned"), [((), []), (("torch",), []), (("nsight",), ["rollout_tp0"])]
+)
+def test_inner_workers_inside_their_servers_session_have_no_capture_of_their_own(tmp_path, backends, planned):
+    """vLLM's `mp` executor has children in the server's session, its `ray` executor has actors."""
+    request = {"captures": [{"backend": "nsight", "workers": ["rollout"], "steps": "3"}]}
+    job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
+    job.worker("rollout", 0, windows=[("opened", "nsight", 3, 4, None), ("closed", "nsight", 3, 4, None)])
+    job.worker("rollout_tp0", 0, pid=101, backends=backends)
+    job.report("nsight", "rollout", 0, 3, 4)
+    captures = run(job.write()).captures
+    assert [capture.worker for capture in captures] == ["rollout", *planned]
+    assert [capture.state for capture in captures] == ["ok", *["missing"] * len(planned)]
+
+
 def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(job):
     job.report("nsight", "policy_worker", 0, 3, 5)
     job.report("nsight", "policy_worker", 1, 3, 5, pid=101)

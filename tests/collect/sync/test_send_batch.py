@@ -32,7 +32,7 @@ def item(kind, size, name="a"):
 def test_all_arrive_and_nothing_is_on_its_way_any_more(folders):
     node, run = folders
     report = Syncer(node, run, "n1").pass_()
-    assert (report.copied, report.failed) == (100, ())
+    assert (report.copied, report.failed) == (100, [])
     assert there(run) == {path.name: path.read_bytes() for path in (node / "profiles/torch").iterdir()}
     assert not [path for path in (run / ".sync").rglob("*") if path.is_file()]
 

@@ -352,7 +352,7 @@ def test_a_torn_journal_line_costs_nothing(place):
 def test_a_deadline_that_is_over_names_what_stayed_behind(place):
     place.put(REPORT)
     report = place.syncer().pass_(last=True, deadline=time.monotonic() - 1)
-    assert report.failed == ((REPORT, "the deadline of the last pass came first"),)
+    assert report.failed == [(REPORT, "the deadline of the last pass came first")]
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "1.5", "", " 3", "٣", "1e3", "99999999"])

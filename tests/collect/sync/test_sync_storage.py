@@ -67,7 +67,7 @@ def test_a_full_target_takes_what_fits_and_the_rest_when_there_is_room(node, sma
     report(node, "large", 3 << 20)
     syncer = Syncer(node, small, "n1", parallel=1)  # else the small one may meet what the large one fills
     first = syncer.pass_()
-    assert first.failed == (("profiles/nsight/large", "No space left on device"),)
+    assert first.failed == [("profiles/nsight/large", "No space left on device")]
     assert arrived(small) == {"small": 1000}
     assert not any(path.is_file() for path in (small / ".sync").rglob("*"))
     (small / "ballast").unlink()
@@ -132,9 +132,9 @@ def test_a_report_that_changes_while_it_is_copied_never_arrives_half(node, run, 
     path = report(node, "a", 9)
     Changing(monkeypatch, lambda: path.write_bytes(new))
     syncer = Syncer(node, run, "n1")
-    assert syncer.pass_().failed == (
-        ("profiles/nsight/a", "it changed while it was copied; the next pass tries again"),
-    )
+    assert syncer.pass_().failed == [
+        ("profiles/nsight/a", "it changed while it was copied; the next pass tries again")
+    ]
     assert arrived(run) == {}
     assert syncer.pass_().complete
     assert (run / "profiles/nsight/a").read_bytes() == new
@@ -284,7 +284,7 @@ def test_an_unreadable_source_is_named_and_the_rest_arrives(node, run, monkeypat
 
     monkeypatch.setattr(os, "open", failing)
     result = Syncer(node, run, "n1").pass_()
-    assert result.failed == (("profiles/nsight/a", "Permission denied"),)
+    assert result.failed == [("profiles/nsight/a", "Permission denied")]
     assert arrived(run) == {"b": 10}
 
 

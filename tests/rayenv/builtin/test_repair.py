@@ -359,3 +359,27 @@ def test_install_twice_repairs_once(monkeypatch):
     repair.install(LOG)
 
     assert copy.create is once
+
+
+@pytest.mark.parametrize(
+    ("options", "selects", "begins"),
+    [
+        ({"t": "nvtx", "o": "vllm_tp_worker_3:5_%p"}, "vllm_tp_worker", "launch"),
+        ({"t": "nvtx", "o": "vllm_tp_worker_3:5_%p"}, None, "profile"),
+        ({"t": "nvtx", "o": "vllm_tp_worker_3:5_%p", "c": "nvtx"}, "vllm_tp_worker", "profile"),
+        ({"t": "nvtx", "o": "vllm_tp_worker_3:5_%p", "c": "cudaProfilerApi"}, None, "launch"),
+        ({"t": "nvtx"}, "controller", "profile"),
+        ({"t": "nvtx", "o": "'policy_worker_3:5_%p'"}, "policy_worker", "profile"),
+    ],
+)
+def test_what_a_supervisor_opens_windows_of_is_a_session(plugin, monkeypatch, options, selects, begins):
+    """Whom the request selects by name, and whom the trainer's cudaProfilerStart would open a range of."""
+    plugin.node_dir.mkdir()
+    (plugin.node_dir / "clock.sock").touch()
+    if selects:
+        ask(monkeypatch, workers=[selects])
+    text = wrapped(plugin, options, "sh -c 'echo $RLPROF_WORKER $RLPROF_RANK'").py_executable
+    done = subprocess.run(["bash", "-c", f"exec {text}"], timeout=30, capture_output=True, text=True)
+    assert done.returncode == 0 and plugin.calls()[-1].startswith(f"{begins} "), done.stderr
+    if begins == "launch":
+        assert "--session-new=rlprof-local-vllm_tp_worker-r0-" in plugin.calls()[-1]

@@ -165,14 +165,13 @@ def test_off_means_off(monkeypatch, tmp_path):
         assert profiler.from_env("policy_worker", 0).annotate(work) is work
 
 
-def test_forwarding_copies_each_demand_once(tmp_path):
+def test_each_demand_is_read_once(tmp_path):
     watcher.leave(tmp_path / "run", demand())
     (tmp_path / "run" / "bad.json").write_text("{}")
     known = set()
 
-    assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 1
-    assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 0
-    assert CaptureRequest.from_json((tmp_path / "node" / "d1.json").read_text()) == demand()
+    assert watcher.new_requests(tmp_path / "run", known) == [demand()]
+    assert watcher.new_requests(tmp_path / "run", known) == []
 
 
 NUMBERS = ["Infinity", "-Infinity", "NaN", "1e30", "1e400", "-1", "0", '"inf"', "9" * 5000, "[]", "1" * 30]

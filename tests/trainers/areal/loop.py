@@ -33,6 +33,7 @@ class Rollouts:
         self.runner = AsyncTaskRunner(max_queue_size=64, poll_wait_time=0.01, poll_sleep_time=0.01)
         self.runner.initialize()
         self.submitted, self.taken, self.done = 0, 0, {}
+        self.version, self.made = 0, []
 
     def submit(self):
         for _ in range(ROWS):
@@ -40,10 +41,11 @@ class Rollouts:
             self.runner.submit(self.one, self.submitted, task_id=self.submitted)
 
     async def one(self, number):
-        tracker = stats_tracker.get("rollout")
+        tracker, first = stats_tracker.get("rollout"), self.version
         with tracker.record_timing("episode"), tracker.record_timing("update_weights_of_an_episode"):
             await asyncio.sleep(0.06)
-        return number, {"input_ids": torch.full((1, 4), number)}
+        versions = torch.tensor([[-1, first, first, self.version]])
+        return number, {"input_ids": torch.full((1, 4), number), "versions": versions}
 
     def prepare_batch(self, **_):
         self.submit()
@@ -53,6 +55,7 @@ class Rollouts:
         while not self.done.keys() >= set(wanted):
             self.done |= dict(self.runner.wait(1))
         self.taken += ROWS
+        self.made = [[*map(int, self.done[number]["versions"][0, [1, 3]])] for number in wanted]
         return [self.done[number] for number in wanted]
 
     def export_stats(self):
@@ -61,7 +64,10 @@ class Rollouts:
     def nothing(self, *_, **__):
         return None
 
-    pause = resume = set_version = config_perf_tracer = save_perf_tracer = pause_generation = nothing
+    def set_version(self, version):
+        self.version = version
+
+    pause = resume = config_perf_tracer = save_perf_tracer = pause_generation = nothing
     destroy = continue_generation = nothing
 
     def onload(self):
@@ -127,7 +133,13 @@ class Trainer(PPOTrainer):
     def commit(self, epoch, step, global_step, stats):
         timed = {key[9:]: took for key, took in stats.items() if key.startswith("timeperf/")}
         timed = {key: [took, timed[f"{key}__count"]] for key, took in timed.items() if "__count" not in key}
-        print("\n" + json.dumps({"step": global_step, "timings": timed, "loss": stats["loss"]}), flush=True)
+        print(
+            "\n"
+            + json.dumps(
+                {"step": global_step, "timings": timed, "loss": stats["loss"], "made": self.rollout.made}
+            ),
+            flush=True,
+        )
 
 
 def main(steps, which):

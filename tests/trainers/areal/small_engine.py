@@ -2,16 +2,22 @@
 
 import time
 
+import torch
 import torch.distributed as dist
 from areal.api import TrainEngine
+from areal.api.cli_args import PPOActorConfig
+from areal.trainer.ppo.actor import PPOActor
 from areal.utils import perf_tracer
 from areal.utils.perf_tracer import trace_perf
+
+EXPERIMENT = {"experiment_name": "small", "trial_name": "one"}
 
 
 class SmallEngine(TrainEngine):
     """Answers what AReaL's controllers ask of an engine."""
 
     initialized = False
+    version = 0
     is_data_parallel_head = current_data_parallel_head = None
     data_parallel_world_size = data_parallel_rank = context_and_model_parallel_group = None
 
@@ -31,7 +37,16 @@ class SmallEngine(TrainEngine):
     def nothing(self, *_, **__):
         return None
 
-    set_version = step_lr_scheduler = clear_batches = update_weights = nothing
+    train = step_lr_scheduler = clear_batches = update_weights = nothing
+
+    def set_version(self, version):
+        self.version = version
+
+    def get_version(self):
+        return self.version
+
+    def train_batch(self, *_, **__):
+        return {}
 
     def fetch_buffer_stats(self):
         return {"num_entries": 0}
@@ -60,6 +75,28 @@ class SmallEngine(TrainEngine):
         found = sum(each["advantages"].sum() for each in data)
         dist.all_reduce(found)
         self.loss = found.item()
+        self.areals_update(torch.cat([each["versions"] for each in data]))
+
+    def areals_update(self, versions):
+        """AReaL's own, of a model that learns nothing."""
+        actor, zeros = PPOActor.__new__(PPOActor), torch.zeros(versions.shape)
+        actor.engine, actor.config, actor.m2_threshold = (
+            self,
+            PPOActorConfig(**EXPERIMENT, backend="fsdp:d1", ppo_n_minibatches=1),
+            None,
+        )
+        masks = {"attention_mask": torch.ones_like(versions), "loss_mask": versions >= 0}
+        names = ("advantages", "kl_rewards", "tot_rewards", "logprobs")
+        PPOActor._ppo_update(
+            actor,
+            {
+                **masks,
+                **dict.fromkeys(names, zeros),
+                "rewards": zeros[:, 0],
+                "input_ids": versions,
+                "versions": versions,
+            },
+        )
 
 
 SmallEngine.__abstractmethods__ = frozenset()

@@ -7,6 +7,7 @@ SkyRL logs, a JSON line each time.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -150,6 +151,10 @@ class Small:
         return batch
 
     def convert_generation_group_mini_batch_to_training_input(self, groups, dropped):
+        behind = [self.global_step - group.global_step_when_scheduled for group in groups]
+        print("behind:", self.global_step, *behind, flush=True)
+        with contextlib.suppress(Exception):  # SkyRL's own, which wants answers of a model
+            super().convert_generation_group_mini_batch_to_training_input(groups, dropped)
         with Timer("of_a_thread", self.all_timings):
             return self.convert_to_training_input(groups[0].generator_output, [groups[0].uid])
 

@@ -10,6 +10,9 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
 WHICH = sys.argv[1]
 if WHICH == "one_step_off":
     from verl.experimental.one_step_off_policy import ray_trainer as module
@@ -88,8 +91,28 @@ async def generate(self, future, *_):
     return None, asyncio.create_task(later(self))
 
 
+def sample(first, last):
+    """A rollout sample as verl's rollouter puts it into the queue, made by weights of these versions."""
+    from verl.experimental.fully_async_policy.detach_utils import RolloutSample
+
+    batch = module.DataProto.from_dict(
+        {"response_mask": torch.ones(1, 2)},
+        non_tensors={"min_global_steps": np.array([first]), "max_global_steps": np.array([last])},
+        meta_info={"metrics": [{"generate_sequences": 0.1, "tool_calls": 0.0}]},
+    )
+    return RolloutSample(full_batch=batch, sample_id="0", epoch=0, rollout_status={})
+
+
 async def collect(self, batch):
     with module.marked_timer("gen", self.timing_raw):
+        version = self.current_param_version
+        samples = [sample(max(0, version - behind), version) for behind in (0, 1)]
+        samples.append(sample(max(0, version - 2), max(0, version - 2)))
+        made = module.assemble_batch_from_rollout_samples(samples, None, self.config)
+        metrics = {}
+        self.stale_trajectory_processed = 0
+        cls._collect_metrics_from_samples(self, made, metrics)
+        print("stale:", version, metrics["fully_async/count/stale_trajectory_processed"])
         await asyncio.sleep(0.01)
 
 

@@ -70,7 +70,7 @@ def activities(merged: Merged) -> list[Activity]:
     drivers: list[Activity] = []
     apart = _short_calls(merged)
     for row in merged.steps:
-        mine = _of_row(row, apart[row.rank.worker])
+        mine = _of_row(row, apart[row.rank.role])
         if row.rank.is_controller:
             drivers += mine
         else:
@@ -91,7 +91,7 @@ def _short_calls(merged: Merged) -> dict[str, set[str]]:
     told: dict[tuple[str, str], list[Activity]] = defaultdict(list)
     for row in merged.steps:
         for run in _runs(row) if row.phases else ():
-            told[row.rank.worker, run.phase].append(run)
+            told[row.rank.role, run.phase].append(run)
     generated: dict[int, list[Activity]] = defaultdict(list)
     for (_, phase), runs in told.items():
         for run in runs if phase in ROLLOUT else ():
@@ -101,7 +101,7 @@ def _short_calls(merged: Merged) -> dict[str, set[str]]:
         span = sum(run.end - run.start for run in runs)
         few = max(len(run.parts) for run in runs) <= MAX_CALLS
         streamed = may_be_streamed(phase) and all(
-            any(a.rank.worker != worker and a.start < run.start < a.end for a in generated[run.step])
+            any(a.rank.role != worker and a.start < run.start < a.end for a in generated[run.step])
             for run in runs
         )
         if few and not streamed and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:

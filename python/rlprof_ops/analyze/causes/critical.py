@@ -88,7 +88,7 @@ def _links(
 
 
 def _what(activity: Activity) -> tuple[str, str, int]:
-    return activity.rank.worker, activity.phase, activity.occurrence
+    return activity.rank.role, activity.phase, activity.occurrence
 
 
 def phase_slacks(windows: Sequence[StepGraph]) -> list[SlackRow]:
@@ -102,7 +102,7 @@ def phase_slacks(windows: Sequence[StepGraph]) -> list[SlackRow]:
             if piece is None:
                 continue
             activity = piece.activity
-            key = (activity.rank.worker, activity.phase)
+            key = (activity.rank.role, activity.phase)
             mine = slack[key][activity.step]
             mine[activity.rank] = min(spare, mine.get(activity.rank, spare))
             if node in path:

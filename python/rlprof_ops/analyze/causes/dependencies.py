@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from rlprof_ops.analyze.causes.activities import Activity, activities, may_be_streamed
 from rlprof_ops.analyze.causes.graph import Graph
 from rlprof_ops.analyze.causes.waiting import ROLLOUT
-from rlprof_ops.analyze.run.merge import Merged, Rank
+from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep
 
 MAX_NAMED = 4  # hosts in a sentence
+LEAST_IN_PHASES = 0.05  # of any rank's step: less is a detail that somebody marked, no phase of a loop
 MAX_PIECES = 8_000  # of a phase and step: beyond, the collectives of its ranks are taken together
 MAX_APART = 4  # steps between work that waits and what it waits for, where steps overlap
 _SHORT_TAIL = 0.15  # of a streamed phase: without a backlog it works as fast as answers come
@@ -62,7 +63,18 @@ def untold(merged: Merged) -> str:
         )
     if merged.steps and not any(row.phases for row in merged.steps):
         return "No report marks a phase, so there are no links to make a chain of."
+    if merged.steps and not any(row.marked or row.count for row in merged.steps):
+        return "Nothing tells where a step begins and ends, so what decided its length cannot be told."
+    if merged.steps and (share := max(map(_in_phases, merged.steps))) < LEAST_IN_PHASES:
+        return (
+            f"The ranges that reports mark take at most {100 * share:.1f} % of a step, so what decided its"
+            " length cannot be told."
+        )
     return ""
+
+
+def _in_phases(row: RankStep) -> float:
+    return row.in_phases_ns / max(row.duration_ns, 1)
 
 
 def windows(merged: Merged) -> list[StepGraph]:
@@ -104,7 +116,7 @@ def consecutive(merged: Merged) -> list[list[Activity]]:
 def _groups(part: Sequence[Activity]) -> dict[GroupKey, list[Activity]]:
     groups: dict[GroupKey, list[Activity]] = defaultdict(list)
     for activity in part:
-        kind = (activity.rank.worker, activity.phase, activity.occurrence)
+        kind = (activity.rank.role, activity.phase, activity.occurrence)
         groups[activity.step, kind].append(activity)
     return groups
 

@@ -2,13 +2,15 @@
 chance makes of equal ranks whatever their noise is like.
 
 A wrong name is worse than none. Two tests guard it. Student's t on the noise of all ranks together is the
-sharper one, and trusts that noise is normal. The other trusts only that equal ranks are exchangeable: where a
-rank comes among all ranks, step by step, depends on chance alone, so bursts of contention, heavy tails and
-noise that the ranks of a node share do not mislead it.
+sharper one, and trusts that noise is normal. A rank's neighbouring steps may be alike: the test weighs every
+correlation that is possible by how well it explains the noise of all ranks. The other test trusts only that
+equal ranks are exchangeable: where a rank comes among all ranks, step by step, depends on chance alone, so
+bursts of contention, heavy tails and noise that the ranks of a node share do not mislead it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -22,6 +24,8 @@ FALSE_NAMES = 0.0075
 MIN_STEPS_SLOWER = 0.75
 MIN_STEPS = 2  # one step gives no noise to hold a difference against
 MIN_STEPS_OF_FEW = 3  # where too few ranks and steps leave the order of the ranks no evidence
+# Of neighbouring steps; with more, a run of some tens of steps has no mean to speak of.
+CORRELATIONS = np.linspace(0, 0.85, 40)
 _GRID = 0.01  # of the scores
 _POINTS = 20_001  # of the density of Student's t, which is known here without SciPy
 _MOST_FREEDOM = 10_000  # beyond, the distribution is the normal one for our purposes
@@ -38,16 +42,19 @@ class SlowRank:
     error: float  # standard error of the excess
 
 
-def slow_ranks(own: Floats, least: float, phases: int = 1) -> list[SlowRank]:
+def slow_ranks(own: Floats, least: float, phases: int = 1, weights: Floats | None = None) -> list[SlowRank]:
     """The slow rows of `own`, (ranks, steps) own times with NaN where a rank was not seen in a step.
 
     A row passes when the mean and the median of its excess are at least `least`, it is slower in three
     quarters of its steps, and both tests exclude chance at the level that `phases` leave to this one.
+    `weights` of the correlations of neighbouring steps, where more than these rows tells them (`weights_of`).
     """
-    return slow_rows(own, _excess(own), least, phases)
+    return slow_rows(own, excess_of(own), least, phases, weights)
 
 
-def slow_rows(own: Floats, excess: Floats, least: float, phases: int = 1) -> list[SlowRank]:
+def slow_rows(
+    own: Floats, excess: Floats, least: float, phases: int = 1, weights: Floats | None = None
+) -> list[SlowRank]:
     """As `slow_ranks`, where what each row exceeds the others by is known."""
     ranks = int((~np.isnan(own)).any(axis=1).sum())
     if ranks < 2 or own.shape[1] < MIN_STEPS:
@@ -57,18 +64,19 @@ def slow_rows(own: Floats, excess: Floats, least: float, phases: int = 1) -> lis
     steps = seen.sum(axis=1)
     mean = np.nansum(excess, axis=1) / np.maximum(steps, 1)
     candidates = np.flatnonzero((steps >= MIN_STEPS) & (mean >= least) & (mean > 0))
-    spread, freedom = _noise(excess, mean, steps, ranks)
-    if freedom == 0 or len(candidates) == 0:
+    if len(candidates) == 0:
         return []
-    critical = quantile(1 - level / ranks, freedom) * spread
-    found = []
+    noise, found = ExcessNoise.of(excess), []
+    weights = weights_of([noise.likelihood]) if weights is None else weights
     for row in candidates.tolist():
         count = int(steps[row])
         mine = excess[row][seen[row]]
         slower = int((mine > 0).sum())
-        if np.median(mine) < least or slower < MIN_STEPS_SLOWER * count or mean[row] < critical / count**0.5:
+        if np.median(mine) < least or slower < MIN_STEPS_SLOWER * count:
             continue
-        if _by_chance(own, excess, row, least, level):
+        if ranks * noise.chance(mean[row], count, weights) > level or _by_chance(
+            own, excess, row, least, level
+        ):
             continue
         error = float(mine.std(ddof=1)) / count**0.5
         found.append(SlowRank(row, float(mean[row]), count, slower, error))
@@ -104,7 +112,7 @@ def _by_chance(own: Floats, excess: Floats, row: int, least: float, level: float
     return ranks * _tail(ranks, steps, score) > level
 
 
-def _excess(own: Floats) -> Floats:
+def excess_of(own: Floats) -> Floats:
     """Each rank's time in each step less the median of the others'; NaN where it, or all others, are
     absent.
     """
@@ -122,18 +130,62 @@ def _excess(own: Floats) -> Floats:
     return np.where(others > 0, own - medians, np.nan)
 
 
-def _noise(excess: Floats, mean: Floats, steps: npt.NDArray[np.int64], ranks: int) -> tuple[float, int]:
-    """The standard deviation of an excess from step to step, over all ranks, and its degrees of freedom.
+@dataclass(frozen=True)
+class ExcessNoise:
+    """How an excess moves from step to step on all ranks. By correlation of neighbouring steps: the standard
+    deviation of a step, and the log of how well that correlation explains what was seen.
 
     Ranks that differ for good do not add to it, for each is held against its own mean.
     """
-    left = int(np.maximum(steps - 1, 0).sum())
-    if left == 0:
-        return 0.0, 0
-    several = steps > 1
-    squares = float(np.nansum((excess[several] - mean[several, None]) ** 2))
-    # the excesses of a step are one number fewer than the ranks: with two, one is the other's negative
-    return (squares / left) ** 0.5, max(round(left * (1 - 1 / ranks)), 1)
+
+    spread: Floats
+    likelihood: Floats
+    freedom: int
+
+    @classmethod
+    def of(cls, excess: Floats) -> ExcessNoise:
+        """An autoregression of the first order, its mean and spread integrated out. Steps that a rank lacks
+        count as its mean.
+        """
+        seen = ~np.isnan(excess)
+        steps, ranks = seen.sum(axis=1), int(seen.any(axis=1).sum())
+        mean = np.nansum(excess, axis=1) / np.maximum(steps, 1)
+        apart = np.where(seen, excess - mean[:, None], 0.0)
+        left, length = max(int(np.maximum(steps - 1, 0).sum()), 1), excess.shape[1]
+        rho, first, last = CORRELATIONS, apart[:, 0], apart[:, -1]
+        explained = float((apart**2).sum()) * (1 + rho**2)
+        explained -= 2 * rho * float((apart[:, 1:] * apart[:, :-1]).sum())
+        explained -= rho**2 * float((first**2 + last**2).sum())
+        known = (length * (1 - rho) + 2 * rho) / (1 + rho)  # of a mean: the sum of the inverse correlations
+        explained = explained / (1 - rho**2)
+        explained -= (rho / (1 + rho)) ** 2 * float(((first + last) ** 2).sum()) / known
+        explained = np.maximum(explained, 1e-300)
+        # the excesses of a step are one number fewer than the ranks: with two, one is the other's negative
+        freedom = max(round(left * (1 - 1 / max(ranks, 1))), 1)
+        size = np.log(1 - rho**2) + np.log(known) / max(length - 1, 1)
+        return cls((explained / left) ** 0.5, -freedom * (size + np.log(explained)) / 2, freedom)
+
+    def chance(self, mean: float, steps: int, weights: Floats) -> float:
+        """That a rank like all others has such a mean excess over so many steps, over all correlations."""
+        errors = self.spread * (inflation(steps) / steps) ** 0.5
+        return float(weights @ chance_above(mean / errors, self.freedom))
+
+
+def weights_of(likelihoods: Iterable[Floats]) -> Floats:
+    """How much each correlation counts, from how well it explains all phases together. Beforehand the more
+    alike neighbouring steps would be, the less likely that is.
+    """
+    found = sum(likelihoods, np.log(1 - CORRELATIONS))
+    weights = np.exp(found - found.max())
+    return np.asarray(weights / weights.sum())
+
+
+def inflation(steps: float) -> Floats:
+    """By correlation, how many times as far the mean of so many steps is off as that of independent ones, as
+    a variance.
+    """
+    alike = CORRELATIONS / (1 - CORRELATIONS)
+    return 1 + 2 * alike - 2 * alike * (1 - CORRELATIONS**steps) / (1 - CORRELATIONS) / steps
 
 
 def _tail(ranks: int, steps: int, score: float) -> float:

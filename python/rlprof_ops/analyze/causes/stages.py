@@ -30,14 +30,14 @@ class Stages:
 
     def of(self, rank: Rank, phase: str) -> int | None:
         """0 where there is no pipeline; None where it cannot be told who the rank's peers are."""
-        if rank.worker in self.piped:
+        if rank.role in self.piped:
             return self.known.get(rank)
-        return None if (rank.worker, phase) in self.unclear else 0
+        return None if (rank.role, phase) in self.unclear else 0
 
     def of_its_pipeline(self, rank: Rank) -> set[Rank]:
         """The rank and the other stages of its pipeline, which wait for each microbatch of each other."""
-        mine = (rank.worker, self.pipeline.get(rank))
-        found = {r for r, members in self.pipeline.items() if (r.worker, members) == mine}
+        mine = (rank.role, self.pipeline.get(rank))
+        found = {r for r, members in self.pipeline.items() if (r.role, members) == mine}
         one_each = len({self.known[r] for r in found}) == len(found)  # else pipelines of several worlds
         return found | {rank} if one_each else {rank}
 
@@ -53,16 +53,16 @@ def find_stages(merged: Merged) -> Stages:
         rank = rank_of(summary)
         for part in summary.pipeline:
             if part.stages > 1:
-                piped.add(rank.worker)
+                piped.add(rank.role)
             if part.stage != UNTOLD:
                 told[rank], pipeline[rank] = part.stage, part.members
         stage = stage_in_name(PurePath(summary.report.path).name)
         if stage is not None:
             named[rank] = stage
-        unclear |= {(rank.worker, phase) for phase in _sends_to_somebody(summary)}
+        unclear |= {(rank.role, phase) for phase in _sends_to_somebody(summary)}
     places: dict[str, set[int]] = defaultdict(set)
     for rank, stage in named.items():
-        places[rank.worker].add(stage)
+        places[rank.role].add(stage)
     piped |= {worker for worker, stages in places.items() if len(stages) > 1}
     return Stages(named | told, frozenset(piped), frozenset(unclear), pipeline)
 

@@ -92,5 +92,5 @@ def _unexplained(window: StepGraph) -> float:
     lags: dict[tuple[str, str], list[int]] = defaultdict(list)
     for lag, piece in zip(window.graph.lag, window.pieces, strict=True):
         if piece is not None and piece.number == 0:
-            lags[piece.activity.rank.worker, piece.activity.phase].append(abs(lag))
+            lags[piece.activity.rank.role, piece.activity.phase].append(abs(lag))
     return max(fmean(each) for each in lags.values())

@@ -4,8 +4,9 @@ neighbouring steps are alike.
 Answers grow, nodes warm up, a neighbour comes and goes: twenty such steps tell as little as three or seven
 that have nothing to do with each other. How much they have to do with each other is itself known from those
 few steps alone, and is doubtful. So every correlation that is possible is weighed by how well it explains the
-steps of both runs (an autoregression of the first order, its mean and spread integrated out), and the chance
-is the mean over all of them. What the other phases' steps are like is weighed in, as far as phases turn out
+steps of both runs (an autoregression of the first order, its mean and spread integrated out; without and with
+a part of the noise that each step has for itself, which hides how far the rest reaches), and the chance is
+the mean over all of them. What the other phases' steps are like is weighed in, as far as phases turn out
 to be alike and do not just repeat each other.
 """
 
@@ -18,17 +19,19 @@ from math import floor, log2
 
 import numpy as np
 
-from rlprof_ops.analyze.causes.significance import Floats, chance_above, quantile
+from rlprof_ops.analyze.causes.significance import CORRELATIONS, Floats, chance_above, inflation, quantile
 
 Steps = Mapping[int, float]  # step -> its time
-MOST_CORRELATED = 0.85  # of neighbouring steps; beyond, a run of some tens of steps has no mean to speak of
 FOUND = 0.9  # the chance of being found that a number of steps is named for
 MOST_STEPS = 10_000
-_CORRELATIONS = np.linspace(0, MOST_CORRELATED, 40)
 _MOST_BATCHES = 48  # longer runs are judged by the means of stretches, which know of slower changes too
 _HALVINGS = 30
 _MANY = 10  # degrees of freedom
 _NOTHING = 1e-12  # of a mean: a spread that is none
+_OWN = np.array([0.0, 0.25])  # the part of the noise, by variance, that each step has for itself
+_OWN_BEFORE = np.array([0.7, 0.3])  # how likely each is beforehand
+# What is weighed, one number each: every correlation without such a part, then every one with it.
+_ALIKE, _ALONE = np.tile(CORRELATIONS, len(_OWN)), np.repeat(_OWN, len(CORRELATIONS))
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Difference:
     """`noise`: what chance makes of the mean steps of two equal runs."""
 
     noise: float
-    _errors: Floats  # standard error of the difference, by correlation
+    _errors: Floats  # standard error of the difference, by what is weighed
     _weights: Floats
     _spreads: tuple[float, float]  # standard deviation of a step in either run
     _steps: int  # of the shorter run
@@ -66,9 +69,7 @@ class Difference:
     def _power_of(self, steps: int, change: float) -> float:
         """The power with so many steps a run, if they are like those that were seen."""
         samples = steps / self._stretch
-        alike = _CORRELATIONS / (1 - _CORRELATIONS)
-        inflation = 1 + 2 * alike - 2 * alike * (1 - _CORRELATIONS**samples) / (1 - _CORRELATIONS) / samples
-        inflated = float(self._weights @ inflation)
+        inflated = float(self._weights @ ((1 - _ALONE) * np.tile(inflation(samples), len(_OWN)) + _ALONE))
         error = float(np.hypot(*self._spreads)) * (inflated / samples) ** 0.5
         # a power of two, so that a search makes few tables
         freedom = 2.0 ** floor(log2(max(2 * (samples / inflated - 1), 1.0)))
@@ -91,8 +92,8 @@ def differences(pairs: Sequence[tuple[Steps, Steps]], levels: Sequence[float]) -
 
 @dataclass(frozen=True)
 class _Run:
-    """One run's steps. By correlation of its neighbouring steps: `likelihood` (the log of it), `variance` of
-    a step, `of_mean` of their mean.
+    """One run's steps. By what is weighed: `likelihood` (the log of it), `variance` of a step, `of_mean` of
+    their mean.
     """
 
     mean: float
@@ -127,11 +128,12 @@ def _batches(steps: Steps) -> tuple[tuple[float, ...], Floats]:
 
 @lru_cache(maxsize=16)
 def _autoregressions(numbers: tuple[float, ...]) -> tuple[Floats, Floats, Floats]:
-    """By correlation: the inverse of the matrix of correlations of steps so numbered, the log of its
+    """By what is weighed: the inverse of the matrix of correlations of steps so numbered, the log of its
     determinant, and the variance of their mean, that of a step being 1.
     """
-    at = np.array(numbers)
-    alike = _CORRELATIONS[:, None, None] ** np.abs(at[:, None] - at[None, :])
+    at, alone = np.array(numbers), _ALONE[:, None, None]
+    alike = _ALIKE[:, None, None] ** np.abs(at[:, None] - at[None, :])
+    alike = (1 - alone) * alike + alone * np.eye(len(at))
     return np.linalg.inv(alike), np.linalg.slogdet(alike)[1], alike.mean(axis=(1, 2))
 
 
@@ -153,8 +155,8 @@ def _repeats(pairs: Sequence[tuple[Steps, Steps]]) -> float:
 
 
 def _weighed(explained: Floats, own: float) -> Floats:
-    """The weight of every correlation for every pair (rows), from how well it explains that pair and, at the
-    weight `own`, the others.
+    """The weight of all that is weighed for every pair (rows), from how well it explains that pair and, at
+    the weight `own`, the others.
     """
     families = _families()
     of_family = np.log(np.maximum(explained @ families.T, 1e-300))
@@ -169,16 +171,17 @@ def _families() -> Floats:
     """What the correlations of all phases may be spread like, a row each: normal in the logit, about any
     mean, closely or widely.
     """
-    shifted = _CORRELATIONS + 0.02
-    logit = np.log(shifted / (1 - _CORRELATIONS))
+    shifted = CORRELATIONS + 0.02
+    logit = np.log(shifted / (1 - CORRELATIONS))
     rows = np.array(
         [
-            np.exp(-(((logit - mean) / spread) ** 2) / 2) / (shifted * (1 - _CORRELATIONS))
+            np.exp(-(((logit - mean) / spread) ** 2) / 2) / (shifted * (1 - CORRELATIONS))
             for mean in np.linspace(-3.5, 3.5, 15)
             for spread in (0.3, 1.2, 4.0)
         ]
     )
-    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+    rows = rows / rows.sum(axis=1, keepdims=True)
+    return np.concatenate([likely * rows for likely in _OWN_BEFORE], axis=1)
 
 
 def _difference(one: _Run, two: _Run, weights: Floats, level: float) -> Difference:

@@ -4,13 +4,24 @@ doubt stated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.causes.significance import Floats, SlowRank, median_row, slow_ranks, slow_rows
+from rlprof_ops.analyze.causes.significance import (
+    ExcessNoise,
+    Floats,
+    SlowRank,
+    chance_above,
+    excess_of,
+    median_row,
+    slow_ranks,
+    slow_rows,
+    weights_of,
+)
 from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.report_model import PhaseRow, StragglerRow
@@ -20,6 +31,8 @@ from rlprof_ops.analyze.run.merge import Rank, RankStep
 # Created Equal", arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
 MIN_SHARE_OF_PHASE = 0.08
 MIN_SHARE_OF_STEP = 0.01  # what the step would gain; below it nobody would look
+MIN_DIFFERENCES = 6  # of ranks and phases; fewer do not tell how unlike ranks are
+STANDS_OUT = 0.07  # the chance in a run that one of such ranks is named
 Names = npt.NDArray[np.str_]
 
 
@@ -73,35 +86,84 @@ def stragglers(
     found = []
     stages = stages or Stages()
     groups = {
-        key: times
+        key: _where_collectives_were_seen(times)
         for key, times in _grouped(rows).items()
         if len(times) > 1 and not any(rank.is_controller for rank in times)
     }
-    for (worker, phase), every in groups.items():
-        times = _where_collectives_were_seen(every)
-        ranks, own = _matrix(times)
-        stage = [stages.of(rank, phase) for rank in ranks]
-        kept = [i for i, place in enumerate(stage) if place is not None]
-        ranks, own = [ranks[i] for i in kept], own[kept]
-        stage_of, host_of = np.array([stage[i] for i in kept], np.int64), np.array([r.host for r in ranks])
+    placed = {key: _Placed.of(times, key[1], stages) for key, times in groups.items()}
+    weights = weights_of(
+        ExcessNoise.of(excess_of(group.own[peers])).likelihood
+        for group in placed.values()
+        for peers in group.stages
+    )
+    for (worker, phase), group in placed.items():
+        times = groups[worker, phase]
         duration = fmean(d for mine in times.values() for d, _ in mine.values())
         step_ns = median(row.duration_ns / (row.count or 1) for row in rows if row.rank.worker == worker)
         least = max(MIN_SHARE_OF_PHASE * duration, MIN_SHARE_OF_STEP * step_ns)
-        nodes = _nodes(host_of)
-        tests = len(groups) * (len(set(stage_of.tolist())) + bool(nodes))
-        slow_ones = []
-        for members, slow in _slow_nodes(own, stage_of, host_of, nodes, least, tests):
+        nodes = _nodes(group.host_of)
+        tests = len(groups) * (len(group.stages) + bool(nodes))
+        own, slow_ones = group.own, []
+        for members, slow in _slow_nodes(own, group.stage_of, group.host_of, nodes, least, tests, weights):
             own[members] -= slow.excess
             slow_ones.append((members, slow))
-        for place in sorted(set(stage_of.tolist())):
-            peers = np.flatnonzero(stage_of == place)
-            slow_ones += [(peers[[slow.row]], slow) for slow in slow_ranks(own[peers], least, tests)]
+        for peers in group.stages:
+            slow_ones += [(peers[[slow.row]], slow) for slow in slow_ranks(own[peers], least, tests, weights)]
         found += [
-            _row(members, slow, ranks, phase, duration, stages)
+            _row(members, slow, group.ranks, phase, duration, stages)
             for members, slow in slow_ones
             if slow.excess > (residual_ns or 0)
         ]
+    usual = _usual_differences(placed.values(), {rank for row in found for rank in row.ranks})
+    found = [row for row in found if row.node is not None or _stands_out(row.share_of_phase, usual)]
     return tuple(sorted(found, key=lambda s: (s.node is None, -s.cost_ns)))
+
+
+def _usual_differences(groups: Iterable[_Placed], named: Collection[int]) -> Floats:
+    """What the ranks that nobody names exceed each other by over all steps, as shares, of all phases."""
+    found = []
+    for group in groups:
+        for peers in group.stages:
+            own = group.own[[i for i in peers.tolist() if group.ranks[i].index not in named]]
+            if len(own) > 1:
+                found += (np.nanmean(excess_of(own), axis=1) / np.nanmean(own)).tolist()
+    return np.array([share for share in found if np.isfinite(share)])
+
+
+def _stands_out(share: float, usual: Floats) -> bool:
+    """Whether a rank differs by more than ranks do that drift apart for some steps, or are a little unlike
+    for good: however alike steps are, that shows in all ranks and phases.
+    """
+    size = float((usual**2).mean()) ** 0.5 if len(usual) >= MIN_DIFFERENCES else 0.0
+    if not size:
+        return True
+    return float(chance_above(np.array([share / size]), len(usual))[0]) * len(usual) <= STANDS_OUT
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """The ranks of a phase, with their stages and hosts; `own` by rank and step."""
+
+    ranks: list[Rank]
+    own: Floats
+    stage_of: Ints
+    host_of: Names
+
+    @classmethod
+    def of(cls, times: Mapping[Rank, Times], phase: str, stages: Stages) -> _Placed:
+        """Without ranks whose stage is not known."""
+        ranks, own = _matrix(times)
+        stage = [stages.of(rank, phase) for rank in ranks]
+        kept = [i for i, place in enumerate(stage) if place is not None]
+        ranks = [ranks[i] for i in kept]
+        return cls(
+            ranks, own[kept], np.array([stage[i] for i in kept], np.int64), np.array([r.host for r in ranks])
+        )
+
+    @property
+    def stages(self) -> list[Ints]:
+        """The ranks of each stage."""
+        return [np.flatnonzero(self.stage_of == place) for place in sorted(set(self.stage_of.tolist()))]
 
 
 def _row(
@@ -126,7 +188,13 @@ def _nodes(host_of: Names) -> dict[str, Ints]:
 
 
 def _slow_nodes(
-    own: Floats, stage_of: Ints, host_of: Names, nodes: Mapping[str, Ints], least: float, tests: int
+    own: Floats,
+    stage_of: Ints,
+    host_of: Names,
+    nodes: Mapping[str, Ints],
+    least: float,
+    tests: int,
+    weights: Floats,
 ) -> list[tuple[Ints, SlowRank]]:
     """The ranks of every slow node. In most of them, at least half of the node's excess must show."""
     if not nodes:
@@ -139,7 +207,7 @@ def _slow_nodes(
                 excess[inside] = own[inside] - median_row(own[outside])
     by_node = np.stack([median_row(excess[members]) for members in nodes.values()])
     found = []
-    for slow in slow_rows(by_node, by_node, least, tests):
+    for slow in slow_rows(by_node, by_node, least, tests, weights):
         members = list(nodes.values())[slow.row]
         means = sorted(float(np.nanmean(row)) for row in excess[members] if not np.isnan(row).all())
         if means[(len(means) - 1) // 4] >= slow.excess / 2:

@@ -46,15 +46,13 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
     workers = _workers(rows)
     one_sided = _one_sided(rows, workers)
     active = {
-        worker: merged(*(part.when for row in rows if row.rank.worker == worker for part in row.phases))
+        worker: merged(*(part.when for row in rows if row.rank.role == worker for part in row.phases))
         for worker in workers
     }
-    seen = {
-        worker: merged(*(row.recorded for row in rows if row.rank.worker == worker)) for worker in workers
-    }
+    seen = {worker: merged(*(row.recorded for row in rows if row.rank.role == worker)) for worker in workers}
     found = []
     for row in rows:
-        worker = row.rank.worker
+        worker = row.rank.role
         others = workers - {worker}
         gaps = _own(row).gaps(row.start, row.end)
         left = gaps if row.captured is None else common(gaps, row.recorded)
@@ -88,7 +86,7 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     groups: dict[tuple[int, str], list[RankStep]] = {}
     phases: dict[tuple[str, str], list[Union]] = {}
     for row in rows:
-        worker = row.rank.worker
+        worker = row.rank.role
         if worker not in workers or not row.phases:
             continue
         present[worker].update(row.numbers)
@@ -123,7 +121,7 @@ def maybe_sharing(rows: Sequence[RankStep]) -> dict[frozenset[str], set[str]]:
     """Pairs of workers -> the hosts where nothing tells whether processes of both used one GPU."""
     used: dict[str, dict[str, set[UsedGpus]]] = {}
     for row in rows:
-        used.setdefault(row.rank.host, {}).setdefault(row.rank.worker, set()).add(row.gpus)
+        used.setdefault(row.rank.host, {}).setdefault(row.rank.role, set()).add(row.gpus)
     found: dict[frozenset[str], set[str]] = {}
     for host, workers in used.items():
         for (one, ours), (two, theirs) in combinations(sorted(workers.items()), 2):
@@ -178,14 +176,14 @@ def _others(row: RankStep, turns: dict[str, dict[Rank, list[Union]]]) -> Union:
 
 def _workers(rows: Sequence[RankStep]) -> set[str]:
     """The workers that mark phases anywhere in the run, controllers left out."""
-    return {row.rank.worker for row in rows if row.phases and not row.rank.is_controller}
+    return {row.rank.role for row in rows if row.phases and not row.rank.is_controller}
 
 
 def _one_sided(rows: Sequence[RankStep], workers: set[str]) -> bool:
     """Whether the only worker that marks phases does but one side of the loop: then the other side, which
     must be somewhere, was not recorded.
     """
-    phases = {part.phase for row in rows if row.rank.worker in workers for part in row.phases}
+    phases = {part.phase for row in rows if row.rank.role in workers for part in row.phases}
     return len(workers) == 1 and not (phases & ROLLOUT and phases & TRAINING)
 
 

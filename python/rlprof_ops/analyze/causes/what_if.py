@@ -206,8 +206,9 @@ def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[AskedChange]:
 
 def _rollout_workers(windows: Sequence[StepGraph]) -> list[AskedChange]:
     does: dict[str, set[str]] = defaultdict(set)
-    for worker, _, phase, _, _ in _groups(windows):
-        does[worker].add(phase)
+    for (worker, _, phase, _, _), group in _groups(windows).items():
+        if not group[0][2].activity.rank.is_controller:  # others generate for it
+            does[worker].add(phase)
     return [
         AskedChange("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
         for worker, phases in sorted(does.items())
@@ -260,7 +261,7 @@ def like_others(
 
     def kind_of(piece: Piece) -> tuple[str, str, int, int, int | None]:
         a = piece.activity
-        return a.rank.worker, a.phase, a.occurrence, piece.number, stages.of(a.rank, a.phase)
+        return a.rank.role, a.phase, a.occurrence, piece.number, stages.of(a.rank, a.phase)
 
     def is_slow(piece: Piece) -> bool:
         return (piece.activity.rank, piece.activity.phase) in slow
@@ -387,7 +388,5 @@ def _groups(windows: Sequence[StepGraph]) -> dict[tuple[str, int, str, int, int]
         for node, piece in enumerate(window.pieces):
             if piece is not None:
                 a = piece.activity
-                groups[a.rank.worker, a.step, a.phase, a.occurrence, piece.number].append(
-                    (window, node, piece)
-                )
+                groups[a.rank.role, a.step, a.phase, a.occurrence, piece.number].append((window, node, piece))
     return groups

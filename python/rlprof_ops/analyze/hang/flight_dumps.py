@@ -56,6 +56,13 @@ class FlightDump:
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
     has_lost: bool  # older entries have made room for newer ones
 
+    @property
+    def process(self) -> tuple[str, int | None]:
+        """Node and pid of a dump that came home from a job; "" and None of any other."""
+        of_job, node, folder, pid = ("", "", "", "", *self.path.parts[:-1])[-4:]
+        ours = of_job == "nodes" and folder == TORCH_FR and pid.isdecimal()
+        return (node, int(pid)) if ours else ("", None)
+
 
 @dataclass
 class FoundDumps:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, read_folder
-from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of
+from rlprof_ops.analyze.hang.hang_verdict import (
+    NOTHING,
+    Enqueued,
+    HangVerdict,
+    enqueued,
+    judge,
+    name_of,
+)
 from rlprof_ops.collect.harvest.manifest_table import grid, printable
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.detect.anomaly import HANG
@@ -16,21 +24,29 @@ from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
 from rlprof_ops.runtime.on_demand.group_state import is_open
 from rlprof_ops.words import ranks_text
 
-_MOST_GROUPS, _MOST_ROWS, _MOST_NAMED, _MOST_LAST_WORDS = 4, 24, 8, 4
+_MOST_GROUPS, _MOST_ROWS, _MOST_NAMED, _MOST_LAST_LINES = 4, 24, 8, 4
+_MOST_CHARACTERS = 300
+_MARK = ":"  # Ray's own lines in a worker's log, such as `:actor_name:policy`
 
 
 def explain(folder: Path) -> tuple[list[str], dict[str, object]]:
     """The lines for people and the JSON of every dump below `folder`; neither holds a verdict where none was
     read.
     """
-    found, seen = read_folder(folder), _seen(folder)
-    judged = [(world, judge(world)) for world in found.worlds]
-    for world, verdict in judged:
-        _add_seen(world, verdict, seen)
-    judged.sort(key=lambda each: (each[1].kind == "nothing", not each[1].sure, -len(each[0])))
+    found = read_folder(folder)
+    judged = judged_worlds(folder, found)
     lines = [line for world, verdict in judged for line in _lines(folder, world, verdict)]
     lines += [f"not read: {path}: {reason}" for path, reason in found.unread[:_MOST_NAMED]]
     return [printable(line) for line in lines], _for_programs(found, judged)
+
+
+def judged_worlds(folder: Path, found: FoundDumps) -> list[tuple[dict[int, FlightDump], HangVerdict]]:
+    """Each world of these dumps with its verdict, the surest first."""
+    seen = _seen(folder)
+    judged = [(world, judge(world)) for world in found.worlds]
+    for world, verdict in judged:
+        _add_seen(world, verdict, seen)
+    return sorted(judged, key=lambda each: (each[1].kind == NOTHING, not each[1].sure, -len(each[0])))
 
 
 def _seen(folder: Path) -> list[dict[str, object]]:
@@ -55,14 +71,20 @@ def _add_seen(
         verdict.text, verdict.sure = f"{who}: {verdict.text.partition(': ')[2]}", True
 
 
-def _last_words(folder: Path, verdict: HangVerdict) -> Iterator[str]:
-    """The end of the logs of missing ranks whose processes are gone."""
-    for rank, row in [*verdict.seen.items()][:_MOST_NAMED]:
-        if not row.get("state"):
-            for path in sorted(folder.glob(f"ray/*/*/logs/worker-*-{foreign.whole(row.get('pid'))}.err")):
-                lines = [line for line in foreign.tail(path).splitlines() if line.strip()]
-                yield f"  rank {rank}, the last words of {path}:"
-                yield from (f"    {line}" for line in lines[-_MOST_LAST_WORDS:])
+def _last_lines(folder: Path, world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[str]:
+    """The end of the logs of the ranks that are missing, or whose collectives do not match the others'."""
+    odd = [rank for ranks, _ in verdict.sides[:1] for rank in ranks]
+    for rank in [*dict.fromkeys([*verdict.missing, *odd])][:_MOST_NAMED]:
+        row = verdict.seen.get(rank, {})
+        node, pid = foreign.text(row.get("node")), foreign.whole(row.get("pid"))
+        if pid is None and rank in world:
+            node, pid = world[rank].process
+        logs = f"ray/{glob.escape(node) or '*'}/*/logs/worker-*-{pid}"
+        for path in sorted([*folder.glob(f"{logs}.err"), *folder.glob(f"{logs}.out")]):
+            lines = [line for line in foreign.tail(path).splitlines() if line.strip()]
+            if lines := [line for line in lines if not line.startswith(_MARK)]:
+                yield f"  rank {rank}, the last lines of {path}:"
+                yield from (f"    {line[:_MOST_CHARACTERS]}" for line in lines[-_MOST_LAST_LINES:])
 
 
 def _lines(folder: Path, world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[str]:
@@ -77,7 +99,7 @@ def _lines(folder: Path, world: Mapping[int, FlightDump], verdict: HangVerdict) 
             yield f"  {ranks_text(missing)}: no collective in the dump"
         else:
             yield f"  {ranks_text(missing)}: last {'in' if last.is_open else 'ended'} {last}{_at(last)}"
-    yield from _last_words(folder, verdict)
+    yield from _last_lines(folder, world, verdict)
     for note in verdict.notes:
         yield f"  {note}"
     yield ""
@@ -101,7 +123,7 @@ def _by_last(verdict: HangVerdict) -> list[tuple[Enqueued | None, list[int]]]:
     return list(found.values())
 
 
-def _stands(world: Mapping[int, FlightDump]) -> dict[int, tuple[dict[str, int], Enqueued | None]]:
+def stands_of(world: Mapping[int, FlightDump]) -> dict[int, tuple[dict[str, int], Enqueued | None]]:
     """Of each rank: its last sequence number in every group, and its first open collective, else its last."""
     stands = {}
     for rank, dump in sorted(world.items()):
@@ -115,7 +137,7 @@ def _stands(world: Mapping[int, FlightDump]) -> dict[int, tuple[dict[str, int], 
 
 def _table(world: Mapping[int, FlightDump]) -> tuple[list[str], list[list[str]]]:
     """Ranks that stand alike share a row: their last sequence number in each group, and what they are in."""
-    stands = _stands(world)
+    stands = stands_of(world)
     names = sorted({name for last, _ in stands.values() for name in last})[:_MOST_GROUPS]
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, (last, now) in stands.items():
@@ -136,7 +158,7 @@ def _for_programs(
 
 
 def _verdict(world: Mapping[int, FlightDump], verdict: HangVerdict) -> dict[str, object]:
-    stands = _stands(world)
+    stands = stands_of(world)
     stacks: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, (_, now) in stands.items():
         if now is not None and now.frames:

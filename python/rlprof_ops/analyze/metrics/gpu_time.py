@@ -25,6 +25,7 @@ from rlprof_ops.analyze.columns import (
     Flags,
     GpuSpans,
     Ints,
+    Launches,
     LaunchIndex,
     Trace,
     codes_where,
@@ -135,7 +136,7 @@ class Host:
     """What the host side of a trace says of the gaps on its GPUs: made once a trace."""
 
     launches: LaunchIndex
-    launch_start: Ints
+    calls: Launches
     synchronising: Union
     in_phase: Union | None  # when the process was in a phase; None: always
 
@@ -144,26 +145,24 @@ def host_of(trace: Trace, in_phase: Union | None) -> Host:
     rows = rows_named(trace.launches, codes_where(trace.names, synchronises))
     start = trace.launches.start[rows]
     calls = union(start, start + trace.launches.duration[rows])
-    return Host(LaunchIndex(trace.launches), trace.launches.start, calls, in_phase)
+    return Host(LaunchIndex(trace.launches), trace.launches, calls, in_phase)
 
 
 def idle_causes(gpu: GpuSpans, host: Host, busy: Union, start: int, end: int) -> IdleCauses:
     """Splits the gaps of `busy` in [start, end) by cause; `gpu` is the work of one GPU in order of its
-    start.
+    start. From when the work that ends a gap had been launched, the gap is no longer the host's.
     """
     gaps = busy.gaps(start, end)
     order = np.searchsorted(gpu.start, gaps.end, side="left")  # the first work at or after the gap's end
     ended = order < len(gpu)
     next_row = np.minimum(order, max(len(gpu) - 1, 0))
-    launched = host.launches.rows(gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
-    launch_start = (
-        host.launch_start[np.maximum(launched, 0)]
-        if len(host.launch_start)
-        else np.zeros(len(gaps), np.int64)
-    )
-    early = ended & (launched >= 0) & (launch_start <= gaps.start)
-    queued = union(gaps.start[early], gaps.end[early])
-    late = union(gaps.start[~early], gaps.end[~early])
+    row = host.launches.rows(gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
+    known = ended & (row >= 0)
+    queued_from = gaps.end.copy()
+    if known.any():
+        returned = host.calls.start[row[known]] + host.calls.duration[row[known]]
+        queued_from[known] = np.clip(returned, gaps.start[known], gaps.end[known])
+    queued, late = union(queued_from, gaps.end), union(gaps.start, queued_from)
     synchronising = common(late, host.synchronising)
     rest = without(late, synchronising)
     nothing = union(np.empty(0, np.int64), np.empty(0, np.int64))

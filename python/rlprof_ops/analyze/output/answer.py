@@ -24,7 +24,12 @@ from rlprof_ops.analyze.model_size.utilisation import StatedModel, utilisation
 from rlprof_ops.analyze.output.counter_lines import counter_rows
 from rlprof_ops.analyze.output.findings import Causes, find, so_far
 from rlprof_ops.analyze.output.gpu_findings import gpu_findings
-from rlprof_ops.analyze.output.work_tables import (
+from rlprof_ops.analyze.output.tables.launch_tables import (
+    kernel_duration_rows,
+    launch_queue_rows,
+    launch_rows,
+)
+from rlprof_ops.analyze.output.tables.work_tables import (
     MAX_COLLECTIVES,
     copy_rows,
     gpu_rows,
@@ -44,6 +49,8 @@ from rlprof_ops.analyze.report_model import (
     Answer,
     Coverage,
     CriticalPath,
+    Finding,
+    HangRow,
     ListedRow,
     MissingRow,
     PhasePart,
@@ -109,10 +116,13 @@ def build(
     whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
     pipes = pipeline_rows(read)
     kernels, classes, copies = name_rows(read, "kernels", {}), kernel_class_rows(read), copy_rows(read)
+    launches = launch_rows(read)
     findings = find(
         merged, spread, slow, gaps, waits, list(skews.values()), coverage, causes,
-        pipes, gpu_findings(merged, classes, kernels, copies), whole,
+        pipes, gpu_findings(merged, classes, kernels, copies, launches), whole,
     )  # fmt: skip
+    hangs, hung = _hangs(folder)
+    findings[:0] = hung
     if _goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)
         findings.insert(0, so_far(len({result.report.path for result in results}), ahead))
@@ -163,7 +173,21 @@ def build(
         weight_sync=weight_sync_rows(merged),
         memory=memory_rows(read, index),
         whole_run=whole,
+        hangs=hangs,
+        launches=launches,
+        launch_queues=launch_queue_rows(read, index),
+        kernel_durations=kernel_duration_rows(read),
     )
+
+
+def _hangs(folder: Path) -> tuple[list[HangRow], list[Finding]]:
+    # Imported only where there may be one: the recorder's room brings asyncio and urllib with it.
+    if not ((folder / "recorder/findings.jsonl").exists() or any(folder.glob("nodes/*/torch_fr"))):
+        return [], []
+    from rlprof_ops.analyze.hang.hang_rows import hang_findings, hang_rows
+
+    hangs = hang_rows(folder)
+    return hangs, hang_findings(hangs)
 
 
 def _world(folder: Path) -> dict[str, int]:

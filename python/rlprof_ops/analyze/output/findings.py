@@ -18,7 +18,7 @@ from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynch
 from rlprof_ops.analyze.causes.what_if import mean_step
 from rlprof_ops.analyze.metrics import stalls
 from rlprof_ops.analyze.output.advice import advice_on
-from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
+from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE, unit
 from rlprof_ops.analyze.output.request_findings import request_findings
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import (
@@ -221,21 +221,23 @@ def _place(finding: Finding, turns: set[tuple[str, str]]) -> tuple[int, int]:
 
 def _turns(bubbles: Sequence[Bubble], spreads: Sequence[PhaseRow]) -> set[tuple[str, str]]:
     """(worker, phase that it waits through) of two workers that each wait through the other's generation or
-    training, the whole of it: so it is in every synchronous loop, and in no asynchronous one.
+    training, the whole of it, and of all others that wait through that: so it is in every synchronous loop,
+    and in no asynchronous one.
     """
     lengths = {(row.worker, row.phase): row.mean_ns for row in spreads}
     waited: Counter[tuple[str, str, str]] = Counter()
     for bubble in bubbles:
         waited[bubble.worker, bubble.because, bubble.phase] += round(bubble.mean_ns / bubble.steps)
     waits = {key for key, mean_ns in waited.items() if mean_ns >= WHOLE * lengths.get(key[1:], 0)}
-    return {
+    in_turn = {
         place
         for one, other, phase in waits
         if phase in ROLLOUT
         for back in TRAINING
         if (other, one, back) in waits
-        for place in ((one, phase), (other, back))
+        for place in ((other, phase), (one, back))
     }
+    return {(who, phase) for who, because, phase in waits if (because, phase) in in_turn}
 
 
 def _phases(spreads: Sequence[PhaseRow], merged: Merged, whole: WholeRun | None) -> list[Finding]:
@@ -251,17 +253,24 @@ def _phases(spreads: Sequence[PhaseRow], merged: Merged, whole: WholeRun | None)
             f" {counted(whole.count, 'step')}."
         )
         return [Finding("phase", text, mean_ns, whole.worker, phase=longest)]
+    of_workers = {s.phase for s in spreads if not _by_controller(s, merged)}
     usual = [
-        s for s in spreads if s.share_of_step >= 0.05 and not merged.ranks[s.by_rank[0][0]].is_controller
+        s
+        for s in spreads
+        if s.share_of_step >= 0.05 and not (s.phase in of_workers and _by_controller(s, merged))
     ]
     if not usual:
         return []
     top = max(usual, key=lambda s: s.mean_ns)
     text = (
-        f"{top.phase} is the longest phase: {duration(top.mean_ns)} a step on {top.worker},"
+        f"{top.phase} is the longest phase: {duration(top.mean_ns)} {unit(merged.steps)} on {top.worker},"
         f" {percent(top.share_of_step)} of it."
     )
     return [Finding("phase", text, top.mean_ns, top.worker, top.slowest, top.phase)]
+
+
+def _by_controller(row: PhaseRow, merged: Merged) -> bool:
+    return merged.ranks[row.by_rank[0][0]].is_controller
 
 
 def _straggling(
@@ -567,7 +576,7 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble], turns: set[tuple[st
 
 def _untold_gpus(merged: Merged) -> list[Finding]:
     """That workers which take turns may do so on one GPU: then neither stands idle."""
-    marking = {row.rank.worker for row in merged.steps if row.phases and not row.rank.is_controller}
+    marking = {row.rank.role for row in merged.steps if row.phases and not row.rank.is_controller}
     pairs = {pair: hosts for pair, hosts in maybe_sharing(merged.steps).items() if pair <= marking}
     if not pairs:
         return []

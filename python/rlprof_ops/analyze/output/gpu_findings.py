@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlprof_ops.analyze.kernel_names import COMMUNICATION, COPY, kernel_class
 from rlprof_ops.analyze.output.text import counted, duration, percent, size
-from rlprof_ops.analyze.report_model import CopyRow, Finding, KernelClassRow, NameRow
+from rlprof_ops.analyze.report_model import CopyRow, Finding, KernelClassRow, LaunchRow, NameRow
 from rlprof_ops.analyze.run.merge import Merged, RankStep
 
 MIN_SHARE = 0.03
@@ -37,7 +37,11 @@ TIMES = (
 
 
 def gpu_findings(
-    merged: Merged, classes: Sequence[KernelClassRow], kernels: Sequence[NameRow], copies: Sequence[CopyRow]
+    merged: Merged,
+    classes: Sequence[KernelClassRow],
+    kernels: Sequence[NameRow],
+    copies: Sequence[CopyRow],
+    launches: Sequence[LaunchRow],
 ) -> list[Finding]:
     """Exposed communication and copies and each kind of idle time, from `MIN_SHARE` on, and the kernels of a
     worker whose phases do not tell what its time was for.
@@ -48,19 +52,26 @@ def gpu_findings(
             row for row in merged.steps if row.rank.worker == worker and row.gpu and row.gpu.window_ns > 0
         ]
         computing = [r for r in classes if r.worker == worker and r.kernel_class not in (COPY, COMMUNICATION)]
+        short = _short_kernels(computing)
         evidence = {
             "copies": _most_copies([row for row in copies if row.worker == worker]),
-            **dict.fromkeys(("host", "queued"), _short_kernels(computing)),
+            "host": _launch_bound([row for row in launches if row.worker == worker]) or short,
+            "queued": short,
         }
         for kind, field, before, after in TIMES if rows else ():
             cost, share = _time(rows, field)
             if share >= MIN_SHARE:
-                text = f"{before} {percent(share)} of {after}: {duration(cost)} a step".format(worker)
+                text = f"{before} {percent(share)} of {after}: {duration(cost)} {unit(rows)}".format(worker)
                 found.append(Finding(kind, f"{text}{evidence.get(kind, '')}.", cost, worker))
         marked = sum(row.in_phases_ns for row in rows)
         if computing and rows and marked < MIN_MARKED * sum(row.duration_ns for row in rows):
             found.append(_busy(worker, rows, computing, kernels))
     return found
+
+
+def unit(rows: Sequence[RankStep]) -> str:
+    """What a mean is of: a step, or a window of which nothing tells how many steps it holds."""
+    return "a step" if any(row.marked or row.count for row in rows) else "of the window"
 
 
 def _time(rows: Sequence[RankStep], field: str) -> tuple[int, float]:
@@ -86,6 +97,14 @@ def _most_copies(copies: Sequence[CopyRow]) -> str:
     return ""
 
 
+def _launch_bound(launches: Sequence[LaunchRow]) -> str:
+    """Most launches take longer than their work: no host is fast enough for such kernels."""
+    count, shorter = (sum(getattr(row, field) for row in launches) for field in ("count", "shorter"))
+    if not 0 < count < 2 * shorter:
+        return ""
+    return f"; {percent(shorter / count)} of {count} launches outlast their work"
+
+
 def _short_kernels(computing: Sequence[KernelClassRow]) -> str:
     """Kernels that end before the next one can be launched."""
     count, total = (sum(getattr(row, field) for row in computing) for field in ("count", "total_ns"))
@@ -106,7 +125,7 @@ def _busy(
     kinds = ", ".join(f"{kind} {percent(time / whole)}" for kind, time in times.most_common(MAX_CLASSES))
     text = (
         f"{worker}'s GPUs are busy {percent(_time(rows, 'busy_ns')[1])} of the time and compute for"
-        f" {percent(share)} of it: {duration(cost)} a step. Of the computing, {kinds}"
+        f" {percent(share)} of it: {duration(cost)} {unit(rows)}. Of the computing, {kinds}"
     )
     mine = (row for row in kernels if row.worker == worker)  # the longest first
     top = next((row for row in mine if kernel_class(row.name) not in (COPY, COMMUNICATION)), None)

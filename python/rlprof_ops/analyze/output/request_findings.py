@@ -31,8 +31,9 @@ def _tail(requests: RolloutRequests) -> list[Finding]:
             continue
         number = DONE.index(done.share)
         worst = max(requests.steps, key=lambda row: (row.left[number] or 0.0) * row.phase_ms)
-        # one that comes when the others are done may end after the one that all wait for
-        late, cost = max(worst.last, key=lambda row: row.ms), round(1e6 * done.saves_ms)
+        # one that comes when the others are done may end after the one that all wait for, or for whose tool
+        late = max(worst.last, key=lambda row: row.ms + row.between_ms)
+        cost = round(1e6 * done.saves_ms)
         queued = f" and was queued for {duration(1e6 * late.queued_ms)}" if late.queued_ms else ""
         text = (
             f"Generation waits for its last requests: when {percent(done.share)} were done it went on for"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import Answer, MfuAnswer, ServingRow
-from rlprof_ops.analyze.whole_run.run_data import Lengths, QueueReplay, Rollout, RolloutRequests
+from rlprof_ops.analyze.whole_run.run_data import Lengths, QueueReplay, Rollout, RolloutRequests, Staleness
 
 MAX_LINES = 4
 
@@ -14,6 +14,7 @@ def rollout_lines(answer: Answer) -> list[str]:
     whole = answer.whole_run
     lines = _by_engines(whole.rollout) if whole and whole.rollout else []
     lines += _by_requests(whole.requests) if whole and whole.requests else []
+    lines += [_staleness(whole.staleness)] if whole and whole.staleness else []
     return lines + [_by_trace(row) for row in answer.serving[:MAX_LINES]]
 
 
@@ -68,6 +69,16 @@ def _lengths(lengths: Lengths) -> str:
         times = counted(lengths.preemptions or 0, "time")
         said += f"; {counted(lengths.preempted, 'request')} preempted, {times}"
     return said + "."
+
+
+def _staleness(stale: Staleness) -> str:
+    parts = [f"{percent(count / stale.samples)} {behind}" for behind, count in stale.behind[:MAX_LINES]]
+    more = ", the others more" if len(stale.behind) > MAX_LINES else ""
+    said = (
+        f"Staleness of {stale.samples:,} {stale.unit}: {stale.mean:.2g} versions of the weights behind"
+        f" those that were trained, at most {stale.most} ({', '.join(parts)}{more})"
+    )
+    return said + (f"; {percent(stale.mixed)} were made by several versions." if stale.mixed else ".")
 
 
 def _replay(replay: QueueReplay) -> str:

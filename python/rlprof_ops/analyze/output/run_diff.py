@@ -21,6 +21,8 @@ FALSE_ALARMS = 0.02  # the chance that two equal runs differ in anything, shared
 MIN_CHANGE = 0.01
 TOLD_POWER = 0.10  # the change that the power is told of
 STEP_SHARE = 0.3  # of those false alarms; the rest is shared among the phases
+FEW_STEPS = 10  # hardly tell how alike neighbouring ones are
+OF_FEW = 0.5  # of those false alarms is what is aimed at then
 KERNEL_CHANGE = 0.05  # kernels are summed over all steps, so their noise is not known
 KERNEL_SHARE = 0.005
 _FIRST = 0.05  # of the whole run: what is still being compiled and warmed up
@@ -195,13 +197,18 @@ def _changes(
     alarms: float,
     captured: Sequence[set[str]] = (),
 ) -> list[Change]:
-    """One row a name, the chance of a false alarm in any of them being `alarms`; "step" comes first."""
-    share = STEP_SHARE if len(names) > 1 else 1.0
-    levels = {what: alarms * (1 - share) / max(len(names) - 1, 1) for what in names} | {
-        "step": alarms * share
-    }
+    """One row a name, the chance of a false alarm in any of them being `alarms`; "step" comes first. Phases
+    share theirs by the time that they take, so that a change is the sooner found where it costs more.
+    """
     judged = [what for what in names if min(len(before.get(what, ())), len(after.get(what, ()))) > 1]
-    noise = differences([(before[what], after[what]) for what in judged], [levels[what] for what in judged])
+    pairs = [(before[what], after[what]) for what in judged]
+    if any(min(len(one), len(two)) <= FEW_STEPS for one, two in pairs):
+        alarms *= OF_FEW
+    sizes = {w: fmean([*a.values(), *b.values()]) for w, (a, b) in zip(judged, pairs, strict=True)}
+    step = (STEP_SHARE if len(sizes) > 1 else 1.0) if "step" in sizes else 0.0
+    phases = max(sum(sizes.values()) - sizes.get("step", 0), 1e-300)
+    shares = [step if what == "step" else (1 - step) * sizes[what] / phases for what in judged]
+    noise = differences(pairs, [alarms * share for share in shares])
     told = dict(zip(judged, noise, strict=True))
     return [_change(what, before.get(what), after.get(what), told.get(what), captured) for what in names]
 

@@ -15,7 +15,7 @@ from rlprof_ops.analyze.page.data import page_data
 from rlprof_ops.analyze.report_model import Answer
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("gantt.js", "whole_run.js", "rollout.js", "requests.js", "page.js")
+_SCRIPTS = ("gantt.js", "whole_run.js", "rollout.js", "requests.js", "hang.js", "page.js")
 
 
 def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -> str:

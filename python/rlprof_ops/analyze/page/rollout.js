@@ -42,8 +42,14 @@ function showRollout(D, ui) {
   }
   const C = D.whole_run ? [...D.whole_run.calls, ...(Q ? Q.turns : [])] : [], took = (name, key, more = {}) => ({name, num: true, unit: "ns", value: r => Math.round(r[key] * 1e6), text: r => time(r[key] * 1e6), ...more});
   table($("reward-calls"), "Rewards and tools, every step", [{name: "worker", value: r => r.worker}, {name: "call", value: r => r.name}, {name: "ranks", num: true, value: r => r.ranks}, {name: "calls a step", num: true, value: r => r.calls}, took("a call", "call_ms"), took("a step", "step_ms", {bar: true, title: "All its calls, one after the other: mean of the ranks; between turns, of all samples"}), took("longest", "longest_ms", {title: "Step of one rank; between turns the longest time between two"}), {name: "steps", num: true, value: r => r.steps}], C);
+  const V = D.whole_run && D.whole_run.staleness;
+  if (V) {
+    const box = $("staleness");
+    table(box, `Staleness: versions of the weights between those that made ${V.unit} and those that were trained, every step`, [{name: "versions behind", num: true, value: r => r[0]}, {name: V.unit, num: true, value: r => r[1], text: r => count(r[1])}, {name: "share", num: true, value: r => r[1] / V.samples, text: r => pct(r[1] / V.samples), bar: true}], V.behind);
+    if (V.steps.length > 1) chart(box, `Staleness over the steps, ${pct(V.mixed)} of ${V.unit} made by several versions`, [{name: "mean", values: V.steps.map(r => r.mean), of: Math.max(1, V.most)}, {name: "most", values: V.steps.map(r => r.most), of: Math.max(1, V.most)}], k => `step ${V.steps[k].step}, ${count(V.steps[k].samples)} ${V.unit}, ${V.steps[k].least} to ${V.steps[k].most} behind, ${count(V.steps[k].mixed)} made by several versions`);
+  }
   const told = D.serving.find(r => r.batch.length);
   if (told) chart($("rollout-batch"), `Requests decoded at a time over ${told.phase || "the capture"} of ${told.worker}, by its passes`, [{name: "requests", values: told.batch}]);
   table($("rollout-serving"), "Prefill and decode on the GPUs", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase || "–"}, {name: "work", value: r => r.kind}, ns("time", "total_ns", {bar: true}), {name: "of the phase's GPU work", num: true, value: r => r.share, text: r => pct(r.share)}, {name: "told by", value: r => r.told_by}, {name: "count", num: true, value: r => r.count, text: r => count(r.count)}, {name: "requests decoded a pass", num: true, value: r => r.batch_mean}, {name: "prompt tokens", num: true, value: r => r.prompt_tokens || null, text: r => r.prompt_tokens ? count(r.prompt_tokens) : "–"}], D.serving);
-  if (!R && !Q && !C.length && !D.serving.length) ui.hide("rollout");
+  if (!R && !Q && !V && !C.length && !D.serving.length) ui.hide("rollout");
 }

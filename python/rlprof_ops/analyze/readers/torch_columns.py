@@ -29,7 +29,11 @@ from rlprof_ops.analyze.readers.event_args import CollectiveArgs, GpuArgs, Launc
 from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.spill import Parts
 
-_GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_GPU_KINDS = {
+    "kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET,
+    "Kernel": KERNEL, "Memcpy": MEMCPY, "Memset": MEMSET,
+}  # fmt: skip
+"""Categories of Kineto; those in capitals until torch 1.10."""
 _SCANNED_GPU_KINDS = {
     batches.GPU_KERNEL: KERNEL, batches.GPU_MEMCPY: MEMCPY, batches.GPU_MEMSET: MEMSET,
 }  # fmt: skip
@@ -212,7 +216,7 @@ class Columns:
     def _collector(category: str) -> Callable[[Columns, str, list[Event]], None] | None:
         if category in _GPU_KINDS:
             return Columns._gpu
-        if category == "cpu_op":
+        if category in ("cpu_op", "Operator"):
             return Columns._ops
         if category == "user_annotation":
             return Columns._ranges
@@ -220,7 +224,7 @@ class Columns:
             return Columns._memory
         if category == "Trace":
             return Columns._span
-        if category.endswith(("_runtime", "_driver")):
+        if category.endswith(("_runtime", "_driver")) or category == "Runtime":
             return Columns._launches
         # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
         return None

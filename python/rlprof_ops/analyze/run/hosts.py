@@ -29,7 +29,7 @@ def with_hosts(parts: Sequence[P], nodes: Sequence[str] = ()) -> list[P]:
     """The parts, each with a host. `nodes`: those of the run, where they are known.
 
     Where a run has one node, that is it. A single process needs no host. Else every process without one has
-    a clock of its own until a collective aligns it.
+    a clock of its own until a collective aligns it, and shares it with those in the same report.
     """
     processes = {(p.host, p.report.worker, p.rank, p.pid) for p in parts}
     if len(nodes) == 1:
@@ -37,12 +37,18 @@ def with_hosts(parts: Sequence[P], nodes: Sequence[str] = ()) -> list[P]:
     if len(processes) < 2:
         return list(parts)
     names: dict[tuple[str, int, int], str] = {}
+    of_report: dict[str, str] = {}
     found = []
     for part in parts:
         if part.host:
             found.append(part)
             continue
         process = (part.report.worker, part.rank, part.pid)
-        name = names.setdefault(process, f"unknown host {len(names) + 1}")
+        known = (
+            names.get(process)
+            or of_report.get(part.report.path)
+            or f"unknown host {len({*names.values()}) + 1}"
+        )
+        name = names[process] = of_report[part.report.path] = known
         found.append(replace(part, host=name))  # type: ignore[type-var]
     return found

@@ -19,6 +19,7 @@ from rlprof_ops.backends.report_names import ReportName
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.request import server_of
 from rlprof_ops.words import counted
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
@@ -50,6 +51,7 @@ class ReportFile:
     clock: tuple[tuple[int, int, int], ...] = ()  # the job's steps in it: number, begin, end (Unix ns)
     alone: bool = False  # only its columns are here, as its node read them
     ordinal: int | None = None  # its rank, where neither its name nor what is in it says one
+    members: tuple[tuple[int, str], ...] = ()  # processes that say of themselves who they are: pid, worker
 
     def completed(self, origin: Origin) -> ReportFile:
         """The same with what its own trace tells: the host, the rank, and that a name is but the host's."""
@@ -57,6 +59,7 @@ class ReportFile:
         rank = 0 if told is None or (self.rank is None and told == origin.pid) else told
         host = self.host or origin.host
         worker = NAMELESS if self.worker == origin.host else self.worker  # nsys' %h_%p
+        worker = dict(self.members).get(origin.pid, worker)
         return replace(self, worker=worker, rank=rank, host=host)
 
     @property
@@ -97,6 +100,7 @@ def find_reports(root: Path) -> tuple[ReportFile, ...]:
         )
     if root.joinpath("nodes").is_dir():
         found = _with_the_jobs_steps(found, step_log.read_step_logs(root))
+        found = _with_members(found, step_log.read_members(root))
     return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
 
 
@@ -148,6 +152,21 @@ def _with_the_jobs_steps(reports: list[ReportFile], logs: tuple[step_log.StepLog
             )
         )
     return found
+
+
+def _with_members(reports: list[ReportFile], members: dict[str, list[step_log.Member]]) -> list[ReportFile]:
+    """The reports, each with those inner workers of its own server that ran on its host."""
+    return [
+        replace(
+            report,
+            members=tuple(
+                (each.pid, each.worker) for each in mine if server_of(each.worker) == report.worker
+            ),
+        )
+        if (mine := members.get(report.host, []))
+        else report
+        for report in reports
+    ]
 
 
 def _walk(base: Path) -> Iterator[Path]:

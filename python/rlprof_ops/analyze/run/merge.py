@@ -20,6 +20,7 @@ from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run, overlapping, steps_from_end_to_end
 from rlprof_ops.analyze.run.shared_gpus import UsedGpus, used_gpus
 from rlprof_ops.analyze.run.step_parts import whole_step
+from rlprof_ops.request import server_of
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
 
@@ -39,6 +40,11 @@ class Rank:
     def is_controller(self) -> bool:
         """Its ranges span the others' work, so it neither keeps a role busy nor waits for one."""
         return _CONTROLLER.search(self.worker) is not None
+
+    @property
+    def role(self) -> str:
+        """Whose work it does: an inner worker of an engine that of its server."""
+        return role_of(self.worker)
 
     @property
     def label(self) -> str:
@@ -118,6 +124,11 @@ class Merged:
         return tuple(sorted({number for row in self.steps for number in row.numbers}))
 
 
+def role_of(worker: str) -> str:
+    """`rollout` of `rollout_tp1`; any other worker is a role of its own."""
+    return server_of(worker) or worker
+
+
 def rank_of(summary: Summary) -> Rank:
     return Rank(summary.report.worker, summary.rank, summary.host, summary.pid, summary.told_apart)
 
@@ -134,7 +145,13 @@ def merge(
     clocks = align(
         (
             RankCollectives(
-                s.host, s.report.worker, s.rank, s.collective_events, s.pid, s.world_rank, s.report.start
+                s.host,
+                role_of(s.report.worker),
+                s.rank,
+                s.collective_events,
+                s.pid,
+                s.world_rank,
+                s.report.start,
             )
             for s in summaries
             if s.on_utc

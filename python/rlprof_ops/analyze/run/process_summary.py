@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
 from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal
 from rlprof_ops.analyze.metrics.gpu_work.counters import ClassCounter, CounterSeries
+from rlprof_ops.analyze.metrics.gpu_work.launching import LaunchTotal, NameDurations, QueueLength
 from rlprof_ops.analyze.metrics.gpu_work.longest import LongKernels, no_kernels
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
@@ -108,6 +109,9 @@ class Summary:
     class_counters: tuple[ClassCounter, ...] = ()
     stalls: tuple[Stall, ...] = ()
     longest: LongKernels = field(default_factory=no_kernels)
+    launches: tuple[LaunchTotal, ...] = ()
+    queues: tuple[QueueLength, ...] = ()
+    durations: tuple[NameDurations, ...] = ()
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""

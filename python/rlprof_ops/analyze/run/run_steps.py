@@ -33,7 +33,7 @@ def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) ->
     where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins. Where
     steps overlap throughout, each rank's step goes from its own begin to the begin of its next.
     """
-    rows = _opened_together([_as_long_as_others(row, rows) for row in rows])
+    rows = _cut_alike(_opened_together([_as_long_as_others(row, rows) for row in rows]), clock_of)
     apart = overlapping(rows, clock_of)
     whole = {} if apart else _whole_steps(rows, clock_of)
     mine: dict[object, list[RankStep]] = {}
@@ -128,6 +128,41 @@ def _opened_together(rows: list[RankStep]) -> list[RankStep]:
         can = row.marked and row.gpu is None and 0 < late < row.duration_ns
         cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
     return cut
+
+
+def _cut_alike(rows: list[RankStep], clock_of: Callable[[str], str]) -> list[RankStep]:
+    """Steps that nothing marks, which each process was cut into at its own first phase, with one cut for the
+    run: at the first process's. Where a phase goes on beyond it (asynchronous loops), each keeps its own.
+    """
+    loops: dict[tuple[str, object], dict[int, RankStep]] = {}
+    for row in rows:
+        if not row.marked and row.count == 1 and row.phases:
+            loops.setdefault((clock_of(row.rank.host), row.rank), {})[row.step] = row
+    cuts: dict[Group, int] = {}
+    for (clock, _), mine in loops.items():
+        for step, row in mine.items():
+            if step - 1 in mine:
+                cuts[clock, step] = min(row.start, cuts.get((clock, step), row.start))
+    for (clock, _), mine in loops.items():
+        for step, row in mine.items():
+            goes_on = max(
+                (int(part.when.end[-1]) for part in row.phases if len(part.when)), default=row.start
+            )
+            if (
+                goes_on > cuts.get((clock, step + 1), goes_on)
+                or cuts.get((clock, step), row.start) > row.start
+            ):
+                return rows
+    return [
+        replace(
+            row,
+            start=cuts.get((clock_of(row.rank.host), row.step), row.start),
+            end=cuts.get((clock_of(row.rank.host), row.step + 1), row.end),
+        )
+        if loops.get((clock_of(row.rank.host), row.rank), {}).get(row.step) is row
+        else row
+        for row in rows
+    ]
 
 
 def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from rlprof_ops.analyze.columns import GpuSpans, Launches, MemorySamples, Origin, Part, Spans, Trace, join
 from rlprof_ops.backends import report_names
 from rlprof_ops.host import foreign
+from rlprof_ops.runtime.process.event_log import ENGINE_WORKER
 
 BACKEND = "steps"
 _MARK = b'"event": "step"'
@@ -41,6 +43,24 @@ class StepLog:
     host: str
     pid: int
     steps: tuple[LoggedStep, ...]
+
+
+class Member(NamedTuple):
+    """An inner worker of an engine, as it says of itself: `rollout_tp1`."""
+
+    pid: int
+    worker: str
+
+
+def read_members(root: Path) -> dict[str, list[Member]]:
+    """By host, what processes inside a server's session are."""
+    found: dict[str, list[Member]] = {}
+    for path in sorted(root.glob("nodes/*/events/notes_*.jsonl")):
+        for row in () if path.is_symlink() else foreign.read_rows(path):
+            pid, worker = foreign.whole(row.get("pid")), foreign.text(row.get("worker"))
+            if row.get("event") == ENGINE_WORKER and pid is not None and worker:
+                found.setdefault(foreign.text(row.get("host")), []).append(Member(pid, worker))
+    return found
 
 
 def read_step_logs(root: Path) -> tuple[StepLog, ...]:

@@ -15,6 +15,12 @@ from rlprof_ops.analyze.metrics.gpu_work.counters import (
     counter_series,
     fewer,
 )
+from rlprof_ops.analyze.metrics.gpu_work.launching import (
+    kernel_durations,
+    launch_totals,
+    launched,
+    queue_lengths,
+)
 from rlprof_ops.analyze.metrics.gpu_work.longest import longest_kernels
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime, pipeline_times
 from rlprof_ops.analyze.metrics.gpu_work.serving import serving_totals
@@ -26,6 +32,7 @@ from rlprof_ops.analyze.metrics.kernels import (
     top_kernels,
     top_ops,
 )
+from rlprof_ops.analyze.metrics.phase_ends import until_done
 from rlprof_ops.analyze.metrics.phases import (
     Segment,
     Step,
@@ -88,9 +95,14 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         trace, ops=join(Spans, [])
     )  # the unions come later, and ops are no longer needed: a lower peak
     kernels, copies = top_kernels(trace, segments), copy_totals(trace, segments)
+    durations, calls = kernel_durations(trace, segments, kernels), launched(trace)
+    launches, queues = launch_totals(trace, calls, segments), queue_lengths(trace, calls)
+    del calls
     serving = serving_totals(trace, segments)
     counters = counter_series(trace)
     release(trace.launches, trace.gpu)
+    memory = memory_peaks(trace, segments)
+    segments = until_done(trace, segments, steps)  # what is launched belongs to the range that launched it
     in_phase = phase_union(segments) if segments else None
     windows = [(step.start, step.end) for step in steps] + [(s.start, s.end) for s in segments]
     gpus = _gpus(trace, in_phase, windows)
@@ -121,10 +133,13 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         serving=serving,
         pipeline=pipeline,
         longest=longest_kernels(trace, windows[: len(steps)]),
+        launches=launches,
+        queues=queues,
+        durations=durations,
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),
         collectives=collective_totals(trace),
-        memory=memory_peaks(trace, segments),
+        memory=memory,
         collective_events=collective_events,
         collectives_seen=len(talking) > 0 or any(gpu.times[0].communication_ns for gpu in gpus),
         world_rank=trace.origin.rank if trace.origin.kind == "torch" else -1,

@@ -106,12 +106,12 @@ def _read(
     count = min(jobs or default_workers(), len(reports))
     arguments = ([folder] * len(reports), reports, [budget] * len(reports), [cache] * len(reports))
     if count <= 1:
-        found = list(map(overview.part_of, *arguments))
+        found = list(map(overview.parts_of, *arguments))
     else:
         with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(overview.part_of, *arguments))
-    parts = [part for part in found if isinstance(part, overview.Part)]
-    return parts, [(part.report.path, part.reason) for part in found if isinstance(part, Unread)]
+            found = list(pool.map(overview.parts_of, *arguments))
+    parts = [part for read in found if not isinstance(read, Unread) for part in read]
+    return parts, [(each.report.path, each.reason) for each in found if isinstance(each, Unread)]
 
 
 def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> list[archive.ArchiveMember]:

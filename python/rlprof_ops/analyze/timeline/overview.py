@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Coder, Codes, Ints, codes_where
+from rlprof_ops.analyze.columns import Coder, Codes, Ints, Trace, codes_where
 from rlprof_ops.analyze.kernel_names import communicates
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu_time import gpu_unions
 from rlprof_ops.analyze.metrics.phases import drawn, find_phases, find_steps
+from rlprof_ops.analyze.process_traces import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.run.clocks import Clocks
 from rlprof_ops.analyze.run.identity import ReportFile
@@ -59,14 +60,21 @@ class Part:
         return f"{self.host or '?'}/{self.report.worker}/{self.rank}"
 
 
-def part_of(root: Path, report: ReportFile, budget: int, cache: bool = True) -> Part | Unread:
-    """Reads one report for the overview; `budget`: slices it may add besides its steps."""
+def parts_of(root: Path, report: ReportFile, budget: int, cache: bool = True) -> tuple[Part, ...] | Unread:
+    """Reads one report for the overview, each process in it apart; `budget`: slices that all of them may add
+    besides their steps.
+    """
     begun = time.perf_counter()
     try:
         trace = read_report(root / report.path, cache=cache)
     except UnreadableReport as error:
         return Unread(report, error.reason, time.perf_counter() - begun)
-    report = report.completed(trace.origin)
+    return tuple(
+        _part(one, report.completed(one.origin), budget // one.origin.processes) for one in by_process(trace)
+    )
+
+
+def _part(trace: Trace, report: ReportFile, budget: int) -> Part:
     steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = drawn(find_phases(trace, steps))[:budget]
     names = Coder[str]()
@@ -108,7 +116,7 @@ def part_of(root: Path, report: ReportFile, budget: int, cache: bool = True) -> 
         report=report,
         host=report.host,
         rank=report.rank or 0,
-        pid=report.pid if report.pid is not None else trace.origin.pid,
+        pid=report.pid if report.pid is not None and trace.origin.processes == 1 else trace.origin.pid,
         on_utc=trace.origin.on_utc,
         names=names.values(),
         rows=tuple(row for row in rows if len(row.start)),

@@ -308,6 +308,29 @@ class RolloutRequests(msgspec.Struct, frozen=True):
     turns: Annotated[list[CallRow], Meta(description="time between the turns of a sample")] = []
 
 
+class StaleStep(msgspec.Struct, frozen=True):
+    """How many versions of the weights the samples of one step were behind those that it trained."""
+
+    step: int
+    samples: int
+    mean: Annotated[float, Meta(description="versions behind, by the last token of each")]
+    least: int
+    most: int
+    mixed: Annotated[int, Meta(description="samples that several versions made")]
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """The same of the run, as the trainer counts versions; of a long run a part of the steps."""
+
+    unit: Annotated[str, Meta(description="what is counted: samples, or prompt groups")]
+    samples: int
+    mean: float
+    most: int
+    mixed: Annotated[float, Meta(description="share that several versions made")]
+    behind: Annotated[list[tuple[int, int]], Meta(description="versions behind, and how many samples")]
+    steps: list[StaleStep]
+
+
 class WholeRun(msgspec.Struct, frozen=True):
     """Every step of the run, as the flight recorder kept them: `steps` to `phases` are columns, a row a step,
     or a group of `counts` steps.
@@ -331,3 +354,4 @@ class WholeRun(msgspec.Struct, frozen=True):
     requests: RolloutRequests | None = None
     found: Annotated[list[RecordedFinding], Meta(description="by the recorder, while the job ran")] = []
     calls: Annotated[list[CallRow], Meta(description="rewards and tools, by the trainer's timers")] = []
+    staleness: Annotated[Staleness | None, Meta(description="null where no adapter tells")] = None

@@ -1,18 +1,26 @@
-"""The samples of one step, from their requests: the turns of each, and which are answers to one prompt."""
+"""The samples of one step, from their requests: the turns of each, and which are answers to one prompt.
+
+How old the weights were that made them, as the trainer's adapter has told.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from rlprof_ops.analyze.whole_run.run_data import LateGroup, StepGroups
+from rlprof_ops.analyze.whole_run.run_data import LateGroup, Staleness, StaleStep, StepGroups
+from rlprof_ops.host import foreign
+from rlprof_ops.runtime.process.event_log import SAMPLES
 from rlprof_ops.runtime.request_log import EngineRequest
 
 MOST_GROUPS = 3  # of a step that are named
+_MOST_STALE_STEPS = 1000
+Lags = dict[int, Counter[tuple[int, int]]]  # step -> (versions behind, versions that made it) -> samples
 
 
 @dataclass(frozen=True)
@@ -104,3 +112,56 @@ def alone_ms(group: Sequence[Sample], sample: Sample) -> float:
     """How long a sample went on when all others of its group were done."""
     others = max(other.end_ns for other in group if other is not sample)
     return round(max(0, sample.end_ns - others) / 1e6, 1)
+
+
+def staleness_of(root: Path) -> Staleness | None:
+    """Of every step that told it; None where none did."""
+    lags: Lags = defaultdict(Counter)
+    unit = ""
+    for path in sorted(root.glob("nodes/*/events/notes_*.jsonl")):
+        for row in () if path.is_symlink() else foreign.read_rows(path):
+            if row.get("event") == SAMPLES:
+                _add(lags, row)
+                unit = unit or foreign.text(row.get("unit"))
+    rows = [_step(step, counts) for step, counts in sorted(lags.items()) if counts]
+    if not rows:
+        return None
+    total: Counter[int] = Counter()
+    for counts in lags.values():
+        for (behind, _), count in counts.items():
+            total[behind] += count
+    samples = total.total()
+    return Staleness(
+        unit=unit or "samples",
+        samples=samples,
+        mean=round(sum(behind * count for behind, count in total.items()) / samples, 3),
+        most=max(total),
+        mixed=round(sum(row.mixed for row in rows) / samples, 5),
+        behind=sorted(total.items()),
+        steps=rows[:: -(-len(rows) // _MOST_STALE_STEPS)],
+    )
+
+
+def _add(lags: Lags, row: Mapping[str, object]) -> None:
+    step, version = foreign.whole(row.get("step")), foreign.whole(row.get("version"))
+    if step is None or version is None:
+        return
+    for made in foreign.a_list(row.get("made")):
+        told = [foreign.whole(value) for value in foreign.a_list(made)]
+        if len(told) != 3 or None in told:
+            continue
+        first, last, count = (value or 0 for value in told)
+        if count > 0:
+            lags[step][version - last, abs(last - first) + 1] += count
+
+
+def _step(step: int, counts: Counter[tuple[int, int]]) -> StaleStep:
+    samples = counts.total()
+    return StaleStep(
+        step=step,
+        samples=samples,
+        mean=round(sum(behind * count for (behind, _), count in counts.items()) / samples, 3),
+        least=min(behind for behind, _ in counts),
+        most=max(behind for behind, _ in counts),
+        mixed=sum(count for (_, versions), count in counts.items() if versions > 1),
+    )

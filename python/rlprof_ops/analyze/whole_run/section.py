@@ -21,7 +21,15 @@ from rlprof_ops.analyze.whole_run.records import (
 )
 from rlprof_ops.analyze.whole_run.reward_calls import calls_of
 from rlprof_ops.analyze.whole_run.rollout import rollout
-from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, RecordedFinding, WholeRun
+from rlprof_ops.analyze.whole_run.run_data import (
+    Curve,
+    Mark,
+    PhaseColumn,
+    RecordedFinding,
+    Staleness,
+    WholeRun,
+)
+from rlprof_ops.analyze.whole_run.sample_groups import staleness_of
 from rlprof_ops.analyze.whole_run.tail import long_tail
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.detect.slow_steps import SEASONAL
@@ -46,7 +54,8 @@ def whole_run(
     if not root.is_dir() or not has_records(root):
         return None
     nodes = read_all(root, captured, workers)
-    return from_records(nodes, t0_ns, windows, _found(root), read_replicas(root))
+    stale = staleness_of(root)
+    return from_records(nodes, t0_ns, windows, _found(root), read_replicas(root), stale)
 
 
 def from_records(
@@ -55,6 +64,7 @@ def from_records(
     windows: Iterable[tuple[int, str]] = (),
     found: Sequence[RecordedFinding] = (),
     replicas: Sequence[ReplicaRequests] = (),
+    staleness: Staleness | None = None,
 ) -> WholeRun | None:
     """The same of records that have been read."""
     lives = _driver(nodes)
@@ -90,6 +100,7 @@ def from_records(
         requests=rollout_requests(driver, replicas),
         found=list(found[:MOST_MARKS]),
         calls=calls_of(nodes),
+        staleness=staleness,
     )
 
 

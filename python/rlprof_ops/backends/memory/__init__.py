@@ -17,6 +17,7 @@ class Memory(Backend):
     suffixes = (SUFFIX, HOST_SUFFIX)
     summary = "CUDA's allocation history for pytorch.org/memory_viz, or with `host: true` resident memory"
     bytes_per_rank_step = 50 << 20
+    parts_of_steps = True
     reader = "rlprof_ops.analyze.readers.memory_report:read_memory"
 
     def check(self, path: Path) -> Check:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlprof_ops.backends.contract import Asked, Verdict, Where
-from rlprof_ops.words import did_you_mean
+from rlprof_ops.words import did_you_mean, truth
 
 SUFFIX, HOST_SUFFIX = ".pickle", ".host-memory.json.gz"
 # `stack_depth` is verl's word; torch has no such setting, so it is read and has no effect.
@@ -55,9 +55,9 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> MemoryOption
             hint = did_you_mean(name, ALLOWED)
             raise ValueError(f"the memory backend has no option {name!r}: it has {', '.join(ALLOWED)}.{hint}")
         if name == "host":
-            if value not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+            found[name] = truth(value)
+            if found[name] is None:
                 raise ValueError(f"memory option host is {value!r}: expected true or false")
-            found[name] = value in ("true", "1", "yes", "on")
         elif name in _CHOICES:
             if value not in _CHOICES[name]:
                 raise ValueError(

@@ -48,7 +48,7 @@ class Nsight(Backend):
         return check(path)
 
     def why_unreadable(self, original: Path, masked: Path) -> str:
-        from rlprof_ops.backends.nsight.masked_copy import why_unreadable
+        from rlprof_ops.backends.nsight.nsys_process import why_unreadable
 
         return super().why_unreadable(original, masked) or why_unreadable(original, masked)
 

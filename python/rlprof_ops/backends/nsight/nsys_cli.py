@@ -24,9 +24,10 @@ def start_argv(
     """`nsys start …`: opens a window that will be written to `output`. Without `gpu_metrics` it samples none,
     whatever the request says.
     """
-    words = split_options(spec).start
+    nsys = find() or "nsys"
+    words = split_options(spec, nsys=nsys if spec and "preset" in spec.options else "").start
     return [
-        find() or "nsys",
+        nsys,
         "start",
         f"--session={session}",
         "-o",

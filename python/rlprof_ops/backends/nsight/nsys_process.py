@@ -6,11 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.words import limit
 
 _KILLED_S = 2.0
+_OPEN_S = 60.0  # for nsys to open a masked copy
 
 
 def folder_of(env: Mapping[str, str]) -> str:
@@ -50,3 +54,28 @@ def end_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=_KILLED_S)
+
+
+def why_unreadable(original: Path, masked: Path) -> str:
+    """What nsys, where it is installed, says of the masked copy of a report that it can read; empty when both
+    are alike.
+    """
+    if masked.name.endswith(nsys_cli.RAW_SUFFIX) or nsys_cli.find() is None:
+        return ""
+    why = _export_fails(masked)
+    return why if why and not _export_fails(original) else ""
+
+
+def _export_fails(report: Path) -> str:
+    with tempfile.TemporaryDirectory(prefix="rlprof-masked-") as folder:
+        name = Path(folder) / "report.nsys-rep"
+        name.symlink_to(report.resolve())
+        argv = [nsys_cli.find() or "nsys", "export", "--type=info", "--force-overwrite=true"]
+        argv += [f"--output={folder}/info", str(name)]
+        process = start(argv, folder)
+        try:
+            said, _ = process.communicate(timeout=_OPEN_S)
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            return f"no answer within {limit(_OPEN_S)}"
+        return said.strip()[-200:] or f"exit code {process.returncode}" if process.returncode else ""

@@ -32,13 +32,15 @@ async def reason_against(spec: Options, trials: Trials, env: Mapping[str, str]) 
     if nsys is None:
         return None
     if nsys_options.capture_range(spec):
-        words = nsys_options.profile_words(spec, None)
+        words = nsys_options.profile_words(spec, None, nsys)
         command = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]
         return _said(
             words,
-            await trials.reason_against((nsys, "profile", *words), command, nsys_cli.client_env(trial_env())),
+            await trials.reason_against(
+                (nsys, "profile", *words), command, nsys_cli.client_env(trial_env()), tool=nsys
+            ),
         )
-    split = nsys_options.split_options(spec)
+    split = nsys_options.split_options(spec, nsys=nsys)
     session = f"rlprof-trial-{os.getpid()}-{next(_numbers)}"
     command = [
         "bash",
@@ -52,7 +54,7 @@ async def reason_against(spec: Options, trials: Trials, env: Mapping[str, str]) 
         *split.start,
     ]
     reason = await trials.reason_against(
-        (nsys, *split.launch, "", *split.start), command, nsys_cli.client_env(trial_env())
+        (nsys, *split.launch, "", *split.start), command, nsys_cli.client_env(trial_env()), tool=nsys
     )
     return _said([*split.launch, *split.start], reason)
 

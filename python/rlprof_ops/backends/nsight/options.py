@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlprof_ops.backends.contract import Asked, Options, Verdict, Where
+from rlprof_ops.backends.nsight.gpu_options import suited
 from rlprof_ops.backends.nsight.presets import LONG, resolve
 from rlprof_ops.backends.window_support import ON_DEMAND, counts_at_start
 from rlprof_ops.errors import UsageError
@@ -119,12 +121,24 @@ _ALONE = ("cuda-visible", "none")
 
 
 @dataclass(frozen=True)
+class _NoOptions:
+    options: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+
+
+NO_OPTIONS = _NoOptions()
+
+
+@dataclass(frozen=True)
 class SplitOptions:
-    """One nsys line dealt to the two commands of a session; `left_out` names what a session cannot have."""
+    """One nsys line dealt to the two commands of a session; `left_out` names what a session cannot have,
+    `notes` say what this node's GPUs have changed.
+    """
 
     launch: tuple[str, ...]
     start: tuple[str, ...]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def samples_the_node(spec: Options) -> bool:
@@ -149,23 +163,33 @@ def render_flag(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
-def split_options(spec: Options | None, driver: bool | None = None) -> SplitOptions:
+def _traced(spec: Options, driver: bool | None, nsys: str) -> tuple[dict[str, str], list[str]]:
+    """The options of `spec` and its preset with a trace, and what is said of those that this node's GPUs have
+    changed. Raises `UsageError` as `resolve` does.
+    """
+    given = {LONG.get(name, name) for name in (*spec.options, *spec.flags)}
+    options = resolve(spec.options, tuple(spec.flags))
+    driver = has_nvidia_driver() if driver is None else driver
+    if "trace" not in given | {LONG.get(name, name) for name in options}:
+        options = {"t": "cuda,nvtx" if driver else "nvtx", **options}
+    return suited(options, given, nsys) if driver and nsys else (options, [])
+
+
+def split_options(spec: Options | None, driver: bool | None = None, nsys: str = "") -> SplitOptions:
     """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it
     leaves open.
 
-    `driver`: whether the node has NVIDIA's driver, where it is not this node. An option in neither list goes
+    `driver`: whether the node has NVIDIA's driver, where it is not this node. `nsys`: the one of this node,
+    which its GPUs may want other options of. An option in neither list goes
     to `nsys launch`, whose own message then names it. Raises `UsageError` for options that contradict each
     other.
     """
-    flags = tuple(spec.flags) if spec else ()
-    options = resolve(spec.options, flags) if spec else {}
-    named = {LONG.get(name, name) for name in [*options, *flags]}
+    spec = spec or NO_OPTIONS
+    options, notes = _traced(spec, driver, nsys)
+    named = {LONG.get(name, name) for name in (*options, *spec.flags)}
     launch: list[str] = []
     start: list[str] = []
     left_out: list[str] = []
-    if "trace" not in named:
-        driver = has_nvidia_driver() if driver is None else driver
-        launch += ["-t", "cuda,nvtx" if driver else "nvtx"]
     # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and
     # stop.
     for name in ("sample", "cpuctxsw"):
@@ -174,7 +198,7 @@ def split_options(spec: Options | None, driver: bool | None = None) -> SplitOpti
     if "force-overwrite" not in named:  # else nsys writes elsewhere and still exits 0
         start.append("--force-overwrite=true")
     rendered = [(name, render_option(name, str(value))) for name, value in options.items()]
-    rendered += [(name, [render_flag(name)]) for name in flags]
+    rendered += [(name, [render_flag(name)]) for name in spec.flags]
     for name, tokens in rendered:
         if name in OURS:
             left_out.append(name)
@@ -182,7 +206,7 @@ def split_options(spec: Options | None, driver: bool | None = None) -> SplitOpti
             start += tokens
         else:
             launch += tokens
-    return SplitOptions(tuple(launch), tuple(start), tuple(left_out))
+    return SplitOptions(tuple(launch), tuple(start), tuple(left_out), tuple(notes))
 
 
 # How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the
@@ -209,19 +233,20 @@ def capture_range(spec: Options) -> str | None:
     return _RANGES[word.lower()]
 
 
-def profile_words(spec: Options, windows: int | None) -> list[str]:
+def profile_words(spec: Options, windows: int | None, nsys: str = "") -> list[str]:
     """The options of `nsys profile` for `windows` windows of one process (None: not known), but for its
-    output.
+    output. `nsys`: as `split_options` has it.
 
     Sampling and context switches are off unless asked for, as in sessions. `stop` closes for good after one
     window, so more than one need `repeat` (nsys user guide, --capture-range-end).
     """
     opened_by = capture_range(spec)
-    options = {
-        name: value for name, value in resolve(spec.options, tuple(spec.flags)).items() if name not in OURS
-    }
-    named = {LONG.get(name, name) for name in [*options, *spec.flags]}
-    words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_nvidia_driver() else "nvtx"]
+    suits, _ = _traced(spec, None, nsys)
+    options = {name: value for name, value in suits.items() if name not in OURS}
+    named = {LONG.get(name, name) for name in (*options, *spec.flags)}
+    words: list[str] = []
+    for name in [name for name in options if LONG.get(name, name) == "trace"]:
+        words += render_option(name, options.pop(name))
     words += [f"--{name}=none" for name in ("sample", "cpuctxsw") if name not in named]
     if opened_by in ("cudaProfilerApi", "nvtx"):
         end = "repeat" if windows is None else "stop" if windows == 1 else f"repeat:{windows}"
@@ -239,7 +264,9 @@ def profile_words(spec: Options, windows: int | None) -> list[str]:
 # Why a session has no window of a phase: from outside only steps are known.
 PHASES_NEED = (
     "each: phase: a worker opens these windows itself, so its own process has to tell its phases, by our"
-    " runtime or as tasks that its trainer's adapter marks; one that tells none has no report"
+    " runtime or as tasks that its trainer's adapter marks; one that tells none, or whose children alone do"
+    " (the engine of a vLLM server), has no report: at: <phase>, without each, opens its window at a phase of"
+    " the process that leads the steps"
 )
 
 _ENDS = re.compile(r"none|stop(-shutdown)?|repeat(:[1-9][0-9]*)?|repeat-shutdown:[1-9][0-9]*", re.ASCII)

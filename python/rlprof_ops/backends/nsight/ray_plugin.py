@@ -5,19 +5,17 @@ its options.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops import env_names
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
-from rlprof_ops.backends.nsight.options import OURS, render_flag, render_option
-from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
+from rlprof_ops.backends.nsight.options import OURS, capture_range, render_flag, render_option
+from rlprof_ops.backends.nsight.rank_slots import RANK
 from rlprof_ops.backends.nsight.wrap_worker import (
     NsysCommand,
     job_tmpdir,
@@ -26,48 +24,11 @@ from rlprof_ops.backends.nsight.wrap_worker import (
     session_command,
 )
 from rlprof_ops.backends.option_trial import Trials, trial_env
-from rlprof_ops.backends.wrapping import CannotWrap, Given, Identity, clean_options
+from rlprof_ops.backends.wrapping import CannotWrap, Given, Identity, clean_options, worker_variables
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
 # output name.
 _DEFAULT = {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}
-
-
-@dataclass(frozen=True)
-class ProfileWrap:
-    """One worker's command, ready for the shell but for the interpreter that follows; `options` identify
-    its trial.
-    """
-
-    identity: Identity
-    nsys: str
-    options: tuple[str, ...]
-    output: str
-    variables: Mapping[str, str]
-    ranks: tuple[int, ...] | None = None
-    on_error: str = "fail"
-
-    def shell(self, py_executable: str) -> str:
-        """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text
-        already.
-        """
-        options = (*self.options, "-o", self.output)
-        patience = patience_s(os.environ)
-        command = NsysCommand(
-            "profile", self.nsys, options, self.variables, self.on_error, patience_s=patience
-        )
-        interpreter = py_executable or shlex.quote(sys.executable)
-        if self.identity.base is None:
-            return command.shell(interpreter)
-        worker = self.identity.worker or report_names.NAMELESS
-        taken = numbered(command.words(), interpreter, worker, self.identity.base, self.ranks, os.environ)
-        return f"{command.settings()} {taken}"
-
-    def apply(self, context: Any) -> None:
-        context.py_executable = self.shell(context.py_executable)
-
-    def trial(self) -> list[str]:
-        return [self.nsys, "profile", *self.options, "-o", "{folder}/report", sys.executable, "-c", ""]
 
 
 @dataclass(frozen=True)
@@ -79,36 +40,24 @@ class SessionOptions:
     on_error: str = "continue"
 
 
-@dataclass(frozen=True)
-class SessionWrap:
-    """One worker in a session instead, where its trainer would open windows by cudaProfilerStart: the node's
-    supervisor opens and closes them when the trainer calls, and each report is final while training goes on.
-    """
-
-    identity: Identity
-    spec: SessionOptions
-    nsys: str
-
-    def apply(self, context: Any) -> None:
-        worker, rank = self.identity.worker or report_names.NAMELESS, self.identity.rank
-        context.env_vars.update({env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)})
-        command = session_command(self.identity, self.spec, os.environ, self.nsys)
-        context.py_executable = command.shell(context.py_executable or shlex.quote(sys.executable))
-
-
 def session_options(
-    options: Mapping[str, str | None], identity: Identity, supervised: bool
+    options: Mapping[str, str | None], identity: Identity, spec: Spec | None, supervised: bool
 ) -> SessionOptions | None:
-    """The session that takes the place of a capture range opened by cudaProfilerStart; None where it cannot:
-    another range, an engine's inner worker, or no supervisor on this node that opens windows.
+    """The session that takes the place of a capture range opened by cudaProfilerStart, or of a report of the
+    whole life of an engine's inner worker that the request selects by name for windows of its own; None where
+    it cannot: another range, or no supervisor on this node that opens windows. Any other worker keeps the
+    report of its life: nobody may tell its steps.
     """
     opened_by = str(options.get("c") or options.get("capture-range") or "").lower()
-    if opened_by != "cudaprofilerapi" or identity.base is not None or not supervised:
+    inner = identity.base is not None and identity.worker is not None
+    selected = inner and spec is not None and capture_range(spec) is None
+    if not supervised or not (opened_by == "cudaprofilerapi" or (selected and opened_by in ("", "none"))):
         return None
     kept = {name: value for name, value in options.items() if name not in OURS}
     return SessionOptions(
         {name: value for name, value in kept.items() if value is not None},
         tuple(name for name, value in kept.items() if value is None),
+        spec.on_error if spec is not None else "continue",
     )
 
 
@@ -133,57 +82,73 @@ class NsightPlugin:
         env: Mapping[str, str],
         folder: Path,
         supervised: bool,
-    ) -> ProfileWrap | SessionWrap:
+    ) -> NsysCommand:
         """Raises `CannotWrap`."""
         nsys = nsys_cli.find()
         if nsys is None:
             why = nsys_cli.why_missing(env)
             raise CannotWrap(f"no nsys: {why} (set RLPROF_NSYS, or install nsight-systems-cli)")
-        session = session_options(given.options, identity, supervised)
+        session = session_options(given.options, identity, spec, supervised)
         if session is not None:
             reason = await nsys_trial.reason_against(session, trials, env)
             if reason is not None:
                 raise CannotWrap(reason)
-            return SessionWrap(identity, session, nsys)
-        wrap = make_wrap(given.options, identity, spec, env, folder, nsys)
+            own = worker_variables(identity.worker or report_names.NAMELESS, identity.rank)
+            command = session_command(identity, session, os.environ, nsys)
+            variables = {**command.variables, **own}
+            return replace(command, variables=variables, numbered_from=_numbered(identity, spec))
+        words = option_words(given.options)
+        trial = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]
         reason = await trials.reason_against(
-            (nsys, *wrap.options), wrap.trial(), nsys_cli.client_env(trial_env())
+            (nsys, *words), trial, nsys_cli.client_env(trial_env()), tool=nsys
         )
         if reason is not None:
-            raise CannotWrap(f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}")
-        return wrap
+            raise CannotWrap(f"`nsys profile {' '.join(words)}` does not work: {reason}")
+        return profile_command(given.options, identity, spec, env, folder, nsys)
 
 
 PLUGIN = NsightPlugin()
 
 
-def make_wrap(
+def option_words(options: Mapping[str, str | None]) -> list[str]:
+    """Options of a trainer as words of the command line, its output apart, which gets a name of ours."""
+    words: list[str] = []
+    for name, value in options.items():
+        if name != "o":
+            words += [render_flag(name)] if value is None else render_option(name, value)
+    return words
+
+
+def profile_command(
     options: Mapping[str, str | None],
     identity: Identity,
     spec: Spec | None,
     env: Mapping[str, str],
     session_folder: Path,
     nsys: str,
-) -> ProfileWrap:
-    """The wrap of one worker. The folder of its report exists afterwards, or is made when the worker takes
+) -> NsysCommand:
+    """The command of one worker. The folder of its report exists afterwards, or is made when the worker takes
     its rank.
     """
-    rest = {name: value for name, value in options.items() if name != "o"}
-    words: list[str] = []
-    for name, value in rest.items():
-        words += [render_flag(name)] if value is None else render_option(name, value)
-    output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
+    output = report_output(options.get("o"), identity, _window(identity, spec, options), env, session_folder)
     if RANK not in os.path.dirname(output):
         os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
-    return ProfileWrap(
-        identity,
+    return NsysCommand(
+        "profile",
         nsys,
-        tuple(words),
-        output,
+        (*option_words(options), "-o", output),
         job_tmpdir(env),
-        tuple(spec.ranks) if spec and spec.ranks is not None else None,
         spec.on_error if spec else "fail",  # going on without what a trainer asked for would be a surprise
+        patience_s=patience_s(os.environ),
+        numbered_from=_numbered(identity, spec),
     )
+
+
+def _numbered(identity: Identity, spec: Spec | None) -> tuple[str, int, Sequence[int] | None] | None:
+    """Of an engine's inner workers, which take their ranks when they start: see `NsysCommand`."""
+    if identity.base is None:
+        return None
+    return identity.worker or report_names.NAMELESS, identity.base, spec.ranks if spec else None
 
 
 def _window(identity: Identity, spec: Spec | None, options: Mapping[str, str | None]) -> Any | None:

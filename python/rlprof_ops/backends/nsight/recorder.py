@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -24,8 +23,8 @@ from rlprof_ops.words import limit
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
 # of a window was lost on a busy machine, and once all of a window of 10 ms.
 _SETTLE_S = 0.2
+_LEAD_S, _LONGEST_LEAD_S = 0.45, 1.5
 _LIST_TIMEOUT_S = 10.0
-_KILLED_S = 2.0
 GPU_METRICS_TURN = "gpu-metrics"
 _NICE = 10
 _STOPPED_BEFORE_S = 120.0  # for the `nsys stop` of a supervisor that was killed
@@ -36,7 +35,10 @@ class NsysSessionRecorder:
     """One window after another of one session. `open` and `close` raise `CaptureError`."""
 
     suffix = nsys_cli.SUFFIX
-    lead_s = 0.3  # `nsys start` collects 0.26 s after it was called, on a machine with much else to do
+    # `nsys start` collects 0.1 to 0.26 s after its call, 0.37 to 0.56 s where twenty others want two cores.
+    # Where the last one took longer the next one is called earlier, by three quarters of that: from half to
+    # the whole of it again is then less than half a second off, up to 2 s.
+    lead_s = _LEAD_S
 
     def __init__(self, session: str, spec: Options, env: Mapping[str, str] | None = None) -> None:
         """`env`: for the nsys commands, where they are not those of the session's own process."""
@@ -46,6 +48,7 @@ class NsysSessionRecorder:
         self._target: Path | None = None
         self._metrics: NodeTurn | None = None
         self._adopted = False
+        self.collects_s = 0.0  # by the monotonic clock, since when the open window holds something
 
     def open(self, target: Path) -> None:
         target = Path(os.path.abspath(target))  # nsys runs in another folder
@@ -55,12 +58,13 @@ class NsysSessionRecorder:
         if not mine:
             log_once("GPU metrics of this node are in another rank's report: one session samples all GPUs")
         try:
-            argv = nsys_cli.start_argv(self._session, target, self._spec, gpu_metrics=mine)
+            argv, called_s = nsys_cli.start_argv(self._session, target, self._spec, mine), time.monotonic()
             _nsys(argv, open_wait_s(), self._env)
         except BaseException:
             self._give_back()
             raise
-        self._target = target
+        self._target, self.collects_s = target, time.monotonic()
+        self.lead_s = min(max(_LEAD_S, 0.75 * (self.collects_s - called_s)), _LONGEST_LEAD_S)
         time.sleep(_SETTLE_S)
 
     def adopt(self, target: Path) -> None:
@@ -234,10 +238,7 @@ class _Command:
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # a child of its own may hold the pipe
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_KILLED_S)
+            nsys_process.end_group(process)
             raise CaptureError(f"{self._what} did not return within {limit(timeout_s)}") from None
         if process.returncode != 0:
             said = _last_line(stderr) or _last_line(stdout) or "it said nothing"

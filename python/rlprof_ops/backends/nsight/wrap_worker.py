@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shlex
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +18,7 @@ from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Options, Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
 from rlprof_ops.backends.nsight.options import NAME, capture_range, profile_words, split_options
-from rlprof_ops.backends.nsight.rank_slots import RANK
+from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
 from rlprof_ops.backends.option_trial import TIMEOUT_S, Trials, timeout_s
 from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 
@@ -40,6 +43,8 @@ class NsysCommand:
         on_error: `continue` starts the program without nsys where nsys does not begin it; `fail` ends.
         session: what the name of a `launch` session begins with.
         patience_s: how long nsys has to begin the program.
+        numbered_from: of workers that Ray does not number: their name, the first rank, and which ranks are
+            profiled, None for all. Each takes its rank when it starts.
     """
 
     subcommand: str
@@ -49,6 +54,7 @@ class NsysCommand:
     on_error: str = "continue"
     session: str = ""
     patience_s: int = round(TIMEOUT_S)
+    numbered_from: tuple[str, int, Sequence[int] | None] | None = None
 
     def words(self) -> list[str]:
         """The words before the program's own; no shell may see them unquoted."""
@@ -64,7 +70,10 @@ class NsysCommand:
         """Text for the `bash -c "exec …"` of Ray's `exec_worker`. `py_executable` is shell text already (`uv
         run … python`).
         """
-        return " ".join([self.settings(), *map(shlex.quote, self.words()), py_executable])
+        interpreter = py_executable or shlex.quote(sys.executable)
+        if self.numbered_from is not None:
+            return f"{self.settings()} {numbered(self.words(), interpreter, *self.numbered_from, os.environ)}"
+        return " ".join([self.settings(), *map(shlex.quote, self.words()), interpreter])
 
     def apply(self, context: Any) -> None:
         context.py_executable = self.shell(context.py_executable)
@@ -118,18 +127,38 @@ def session_command(
 
     Raises `UsageError` for options that contradict each other.
     """
+    rank = identity.rank if identity.base is None else RANK
+    split = split_options(spec, nsys=nsys)
+    _tell(split.notes, env)
     return NsysCommand(
         "launch",
         nsys,
-        split_options(spec).launch,
+        split.launch,
         job_tmpdir(env),
         spec.on_error,
-        session_prefix(identity.worker or report_names.NAMELESS, identity.rank, env),
+        session_prefix(identity.worker or report_names.NAMELESS, rank, env),
         patience_s(env),
     )
 
 
-def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
+def _tell(notes: Sequence[str], env: Mapping[str, str]) -> None:
+    """Tell the manifest, once a process, what this node's GPUs have changed."""
+    new = [note for note in notes if note not in _told]
+    if not new or not env.get(env_names.NODE_DIR):
+        return
+    _told.update(new)
+    rows = [json.dumps({"event": "nsys_options", "reason": note}) + "\n" for note in new]
+    with contextlib.suppress(OSError):
+        path = Path(env[env_names.NODE_DIR], "events", f"notes_{os.getpid()}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(rows)
+
+
+_told: set[str] = set()
+
+
+def session_prefix(worker: str, rank: int | str | None, env: Mapping[str, str]) -> str:
     """LaunchOptions names begin with a letter and are unique on a machine that several jobs share."""
     return (
         f"rlprof-{report_names.safe(env.get(env_names.JOB) or 'local')}"
@@ -154,7 +183,8 @@ def range_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: 
     variables = {env_names.NSYS_RANGE: opened_by, **job_tmpdir(env)}
     if opened_by == "nvtx":
         variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
-    options = (*profile_words(spec, counted), "-o", output)
+    options = (*profile_words(spec, counted, nsys), "-o", output)
+    _tell(split_options(spec, nsys=nsys).notes, env)
     return NsysCommand("profile", nsys, options, variables, spec.on_error, patience_s=patience_s(env))
 
 

@@ -20,6 +20,8 @@ class Torch(Backend):
     records_cuda = True
     # 150 MiB a rank (slime #1879); the others are in the same range for a step of some seconds.
     bytes_per_rank_step = 150 << 20
+    # Its trace is of what ran, and written, in the thread that trains.
+    parts_at_ranges = True
     window_options = ("max_mb",)
     timed_options = {"all_threads": "true"}  # noqa: RUF012
     reader = "rlprof_ops.analyze.readers.torch_trace:read_torch"

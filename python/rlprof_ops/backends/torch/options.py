@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlprof_ops.backends.contract import Asked, Verdict, Where
-from rlprof_ops.words import did_you_mean
+from rlprof_ops.words import did_you_mean, truth
 
 SUFFIX, PLAIN_SUFFIX = ".pt.trace.json.gz", ".pt.trace.json"
 SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -70,23 +70,13 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> TorchOptions
     found: dict[str, Any] = {}
     switches: dict[str, bool] = {}
     for name, value in words.items():
-        if name in SWITCHES:
-            switches[name] = _switch(name, value)
-        elif name in _COUNTS:
-            found[name] = _count(name, value)
-        elif name == "all_threads":
-            found[name] = _switch(name, value)
-        elif name == "max_mb":
-            found[name] = _positive(name, value)
-        elif name == "activities":
-            found[name] = _activities(value)
-        elif name in ("profile_by_stage", "merge_profiles"):
-            _switch(name, value)
-        elif name in ("step_start", "step_end"):
-            _whole(name, value)
+        if name in _READERS:
+            (switches if name in SWITCHES else found)[name] = _READERS[name](name, value)
         elif name not in _ALWAYS:
             hint = did_you_mean(name, ALLOWED)
             raise ValueError(f"the torch backend has no option {name!r}: it has {', '.join(ALLOWED)}.{hint}")
+    for name in TRAINERS_OWN:
+        found.pop(name, None)
     if switches.get("profile_memory"):
         found.setdefault("all_threads", False)
     return TorchOptions(switches=switches, **found)
@@ -98,12 +88,10 @@ def _name(name: str) -> str:
 
 
 def _switch(name: str, value: str) -> bool:
-    word = value.lower()
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise ValueError(f"torch option {name} is {value!r}: expected true or false")
+    found = truth(value)
+    if found is None:
+        raise ValueError(f"torch option {name} is {value!r}: expected true or false")
+    return found
 
 
 def _count(name: str, value: str) -> int:
@@ -133,14 +121,23 @@ def _positive(name: str, value: str) -> float:
     return number
 
 
-def _activities(value: str) -> tuple[str, ...]:
+def _activities(name: str, value: str) -> tuple[str, ...]:
     names = tuple(
         part.strip().lower() for part in value.replace("+", ",").strip("[]").split(",") if part.strip()
     )
     wrong = [name for name in names if name not in ACTIVITIES]
     if wrong or not names:
-        raise ValueError(f"torch option activities is {value!r}: allowed are cpu and cuda")
+        raise ValueError(f"torch option {name} is {value!r}: allowed are cpu and cuda")
     return names
+
+
+_READERS: Mapping[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys((*SWITCHES, "all_threads", "profile_by_stage", "merge_profiles"), _switch),
+    **dict.fromkeys(_COUNTS, _count),
+    **dict.fromkeys(("step_start", "step_end"), _whole),
+    "max_mb": _positive,
+    "activities": _activities,
+}
 
 
 def validate(spec: Asked, where: Where) -> Verdict:

@@ -7,12 +7,14 @@ import gzip
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Protocol, cast
 
-from rlprof_ops.backends.contract import CaptureError, Options
+from rlprof_ops.backends.contract import CaptureError, Options, Yielded
 from rlprof_ops.backends.torch import options as torch_backend
 from rlprof_ops.backends.torch.options import TorchOptions, parse
 from rlprof_ops.backends.torch.running_profilers import running
@@ -23,6 +25,8 @@ from rlprof_ops.words import size
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 _GZIP_LEVEL = 3
+# In which operators of other threads come to their end: see `_all_threads_profile`.
+_IN_FLIGHT_S = 0.05
 
 
 class TorchProfile(Protocol):
@@ -45,6 +49,7 @@ class TorchRecorder:
     """
 
     suffix = torch_backend.SUFFIX
+    _prepared = False
 
     def __init__(self, spec: Options) -> None:
         self._spec = spec
@@ -56,6 +61,7 @@ class TorchRecorder:
         self.steps: list[int] = []
         self.extra: list[tuple[int, int, Path, None]] = []
         self.cut_short = ""
+        self.stopped_s = 0.0
         after_import("torch.autograd.profiler", running.follow)
 
     def open(self, target: Path) -> None:
@@ -65,7 +71,7 @@ class TorchRecorder:
             raise CaptureError(str(error)) from None
         torch = _torch()
         self._target, self.steps, self._cycles, self.extra = target, [], [], []
-        self._problem, self.cut_short = None, ""
+        self._problem, self.cut_short, self.stopped_s = None, "", 0.0
 
         def start() -> None:
             profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
@@ -78,6 +84,27 @@ class TorchRecorder:
             raise
         except Exception as error:
             raise CaptureError(f"torch.profiler did not start: {error}") from error
+
+    def prepare(self, step: int) -> None:
+        """Start torch.profiler for nothing, once a process: its first start takes 0.8 s (2.13)."""
+        torch = sys.modules.get("torch")
+        if torch is None or TorchRecorder._prepared:
+            return
+        TorchRecorder._prepared = True
+        options = parse(self._spec.options, self._spec.flags)
+
+        def start() -> None:
+            self._profile = make_profile(torch, options)
+            self._profile.start()
+
+        def stop() -> None:
+            assert self._profile is not None
+            self._stop(self._profile)
+
+        with contextlib.suppress(Yielded):
+            running.begin(self, start, any_thread=False)
+            running.end(self, stop)
+        self._profile = None
 
     def entered(self, step: int) -> None:
         """A step of the window begins: the schedule counts it from its second on."""
@@ -111,6 +138,7 @@ class TorchRecorder:
         profile, target = self._profile, self._target
         assert profile is not None and target is not None
         try:
+            self.stopped_s = time.monotonic()  # what comes while torch stops is in no trace
             self._stop(profile)
             if not self._options.scheduled:
                 export(profile, target, self._options.max_mb)
@@ -161,24 +189,43 @@ def make_profile(
     kinds = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
     chosen = [kinds[name] for name in options.activities if name != "cuda" or torch.cuda.is_available()]
     arguments: dict[str, object] = {"activities": chosen or [kinds["cpu"]], **options.switches}
-    if options.all_threads:
-        arguments["experimental_config"] = _all_threads()
+    make = torch.profiler.profile
+    if options.all_threads and (setting := _all_threads()) is not None:
+        make, arguments["experimental_config"] = _all_threads_profile(torch), setting
     if on_trace is not None:
         arguments["on_trace_ready"] = on_trace
         arguments["schedule"] = torch.profiler.schedule(
             wait=options.wait, warmup=options.warmup, active=options.active or 1, repeat=options.repeat
         )
-    made: TorchProfile = torch.profiler.profile(**arguments)
+    made: TorchProfile = make(**arguments)
     uuids = _uuids(torch)
     if uuids and hasattr(made, "preset_metadata_json"):  # torch 2.3 has it
         made.preset_metadata_json(GPUS_KEY, json.dumps(uuids))
     return made
 
 
+def _all_threads_profile(torch: ModuleType) -> Callable[..., TorchProfile]:
+    """A `torch.profiler.profile` of all threads that ends without harm.
+
+    torch 2.13 frees what an operator of another thread is still writing to when the recording ends: the heap
+    is corrupted, and beside a thread that computes the process ends within a hundred windows. So operators
+    are no longer recorded some time before, in which those that run come to their end.
+    """
+
+    class Profile(torch.profiler.profile):  # type: ignore[misc, name-defined]
+        def stop_trace(self) -> None:
+            self.toggle_collection_dynamic(False, [torch.profiler.ProfilerActivity.CPU])
+            time.sleep(_IN_FLIGHT_S)
+            super().stop_trace()
+
+    return cast("Callable[..., TorchProfile]", Profile)
+
+
 def _all_threads() -> object | None:
     """torch's setting by which all threads are recorded, and any may stop; None before torch 2.6."""
     try:
         from torch._C._profiler import _ExperimentalConfig
+        from torch.autograd import _toggle_collection_dynamic  # noqa: F401  # what `_all_threads_profile` ends by
 
         found: object = _ExperimentalConfig(profile_all_threads=True)
     except (ImportError, TypeError):

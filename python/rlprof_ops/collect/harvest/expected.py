@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.collect.harvest.run_state import Observed
 from rlprof_ops.collect.job_state import CaptureCounts
-from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
+from rlprof_ops.request import Capture, CaptureSpec, Window, first_match, server_of
 from rlprof_ops.words import closest
 
 
@@ -30,12 +30,20 @@ def planned(observed: Observed) -> Iterator[Planned]:
     for worker, count in observed.world.items():
         for rank in range(count):
             for spec in request.for_worker(worker, rank):
+                if _in_its_servers(spec, observed, worker, rank):
+                    continue
                 for window in _windows(spec, observed, worker, rank):
                     for phase in _phases(spec, observed, worker):
                         yield Planned(Capture(spec.backend, worker, rank, window, phase), spec)
     for spec in request.captures:
         if spec:
             yield from _impossible(spec, observed)
+
+
+def _in_its_servers(spec: CaptureSpec, observed: Observed, worker: str, rank: int) -> bool:
+    """Whether an inner worker of an engine is inside its server's session, whose reports hold it."""
+    logs = observed.logs_of(worker, rank) if server_of(worker) else []
+    return bool(logs) and all(spec.backend not in log.backends for log in logs)
 
 
 def _windows(spec: CaptureSpec, observed: Observed, worker: str, rank: int) -> tuple[Window, ...]:

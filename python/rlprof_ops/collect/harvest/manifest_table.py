@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
+from rlprof_ops.request import Window
 from rlprof_ops.words import size
 
 COLUMNS = ("worker", "rank", "host", "steps", "backend", "state", "size", "file")
@@ -77,7 +78,7 @@ def steps_text(start: int | None, stop: int | None, phase: str | None) -> str:
     """`3:5`, `7`, `3:`, as in a request, with the phase after a slash."""
     if start is None:
         return "?"
-    text = f"{start}:" if stop is None else str(start) if stop == start + 1 else f"{start}:{stop}"
+    text = str(Window(start, stop))
     return f"{text}/{phase}" if phase else text
 
 

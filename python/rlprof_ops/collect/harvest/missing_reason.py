@@ -192,17 +192,16 @@ _NOBODY_TOLD = (
 
 def ended_because(observed: Observed, lead: str) -> str:
     """What ended the job, as a clause; empty when it ended in order."""
-    driver = observed.driver
-    if observed.cause == EndCause.TIME_LIMIT:
-        return f"{lead}the time limit came"
-    if observed.cause == EndCause.SIGNAL:
-        return f"{lead}the job was stopped ({observed.detail or 'by a signal'})"
-    if observed.cause == EndCause.HANG:
-        return f"{lead}the job hung ({observed.detail or 'no detail'})"
-    if observed.cause == EndCause.NODE_LOST:
-        return f"{lead}the job lost a node ({observed.detail or _nodes(observed.lost_nodes)})"
-    if observed.cause == EndCause.STARTUP_FAILED:
-        return f"{lead}the job failed to start ({observed.detail or 'no detail'})"
+    driver, detail = observed.driver, observed.detail
+    by_cause: dict[str, str] = {
+        EndCause.TIME_LIMIT: "the time limit came",
+        EndCause.SIGNAL: f"the job was stopped ({detail or 'by a signal'})",
+        EndCause.HANG: f"the job hung ({detail or 'no detail'})",
+        EndCause.NODE_LOST: f"the job lost a node ({detail or _nodes(observed.lost_nodes)})",
+        EndCause.STARTUP_FAILED: f"the job failed to start ({detail or 'no detail'})",
+    }
+    if observed.cause in by_cause:
+        return lead + by_cause[observed.cause]
     if driver.signal:
         return f"{lead}{driver} was ended by {signal_name(driver.signal)}"
     if driver.exit_code:

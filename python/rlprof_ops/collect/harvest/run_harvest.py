@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,9 @@ from rlprof_ops.collect.harvest.expected import planned
 from rlprof_ops.collect.harvest.heard import heard
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
-from rlprof_ops.collect.harvest.ray_folder import link_reports
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
+from rlprof_ops.collect.sync.routes import SESSION
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -199,3 +200,33 @@ def _windows_in(report: Report, observed: Observed) -> Collection[tuple[int, str
         if held := [(start, phase) for backend, start, phase in opened if backend == report.backend]:
             return held
     return () if report.start is None else ((report.start, report.phase),)
+
+
+def link_reports(run: ContainedDir, reports: Iterable[Report]) -> None:
+    """Give each nsight report of whole steps a link in the newest `ray/<node>/session_*/logs/nsight/`.
+
+    The name is NeMo RL's, `<worker>_<start>:<stop>_<pid>.nsys-rep`. What stands there already stays, and
+    storage that takes no links has none: the reports themselves are in `profiles/` and in the manifest.
+    """
+    sessions: dict[str, str | None] = {}
+    for report in reports:
+        if report.backend != "nsight" or not report.path.startswith("profiles/") or report.phase:
+            continue
+        if not (report.node and report.worker and report.pid and report.start and report.stop):
+            continue
+        if report.node not in sessions:
+            sessions[report.node] = _newest_session(run, report.node)
+        if session := sessions[report.node]:
+            folder = ("ray", report.node, session, "logs", "nsight")
+            steps = f"{report.start}:{report.stop}"
+            name = f"{report_names.safe_worker(report.worker)}_{steps}_{report.pid}.nsys-rep"
+            with contextlib.suppress(OSError), run.folder(folder, create=True) as fd:
+                os.symlink("../" * len(folder) + report.path, name, dir_fd=fd)
+
+
+def _newest_session(run: ContainedDir, node: str) -> str | None:
+    try:
+        with run.folder(("ray", node)) as fd:
+            return max(filter(SESSION.match, os.listdir(fd)), default=None)
+    except OSError:
+        return None

@@ -151,6 +151,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
             else:
                 records[record.node] = record
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
+    notes += told.changed
     notes += [note for note in foreign.a_list(data.get("request_notes")) if isinstance(note, str)]
     notes += _takeovers(data)
     notes += _dumps_left(records)

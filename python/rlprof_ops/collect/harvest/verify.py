@@ -125,9 +125,8 @@ class Checker:
             return
         for line in raw.split(b"\n"):
             try:
-                path, size, mtime, values = foreign.parse(line)
-                values["pids"], values["steps"] = tuple(values["pids"]), tuple(values["steps"])
-                self._known[path] = (size, mtime, ReportCheck(**values))
+                path, size, mtime, verdict = foreign.parse(line)
+                self._known[path] = (size, mtime, foreign.typed(verdict, ReportCheck))
             except (ValueError, TypeError, KeyError):
                 continue
 

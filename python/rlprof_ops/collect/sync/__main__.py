@@ -250,8 +250,8 @@ def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
     try:
         with ContainedDir(node_dir) as folder:
             values = foreign.parse(folder.read("sync/report.json", foreign.MOST_BYTES))
-        return PassReport(**{**values, "failed": tuple((path, reason) for path, reason in values["failed"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        return foreign.typed(values, PassReport)
+    except (OSError, ValueError):
         return None
 
 

@@ -137,15 +137,8 @@ class Digesting:
         return self._copied
 
     def _run(self) -> None:
-        digest, size = hashlib.sha256(), 0
-        buffer = memoryview(bytearray(CHUNK))
         try:
-            while count := os.preadv(self._fd, [buffer], size):  # its own position: the copy moves the file's
-                if self._stop():
-                    raise Stopped
-                digest.update(buffer[:count])
-                size += count
-            self._copied = Copied(size, digest.hexdigest())
+            self._copied = digest_of(self._fd, self._stop)
         except BaseException as error:
             self._error = error
         finally:
@@ -153,7 +146,7 @@ class Digesting:
 
 
 def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
-    """Size and SHA-256 of what can be read from `fd`'s position on.
+    """Size and SHA-256 of a whole file, wherever `fd` stands in it: a copy may move it meanwhile.
 
     Raises:
         Stopped: the sync was told to end.
@@ -161,7 +154,7 @@ def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
     digest = hashlib.sha256()
     size = 0
     buffer = memoryview(bytearray(CHUNK))
-    while count := os.readv(fd, [buffer]):
+    while count := os.preadv(fd, [buffer], size):
         if stop():
             raise Stopped
         digest.update(buffer[:count])

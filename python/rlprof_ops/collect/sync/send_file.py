@@ -220,7 +220,6 @@ class Sender:
         """
         with contextlib.suppress(OSError):
             os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.lseek(out, 0, os.SEEK_SET)
         try:
             found = digest_of(out, self._stop)
         except Stopped:

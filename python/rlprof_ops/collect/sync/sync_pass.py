@@ -41,35 +41,15 @@ _TROUBLES_BEFORE_GIVING_UP = 3
 _STABLE_AGE_NS = 2_000_000_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class PassReport:
-    """What one pass did; `failed` are (path in the node folder, reason), `target_error` is set when the
-    storage failed.
+    """What one pass did, and does while it is under way; `failed` are (path in the node folder, reason),
+    `target_error` is set when the storage failed.
     """
 
     last: bool
     started_ns: int
-    seconds: float
-    scanned: int = 0
-    copied: int = 0
-    copied_bytes: int = 0
-    unchanged: int = 0
-    waiting: int = 0
-    skipped: int = 0
-    failed: tuple[tuple[str, str], ...] = ()
-    target_error: str | None = None
-    interrupted: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """Everything that could be copied is in the run folder."""
-        return not self.failed and self.target_error is None and not self.interrupted
-
-
-@dataclass
-class _Tally:
-    """Counts of the pass under way."""
-
+    seconds: float = 0.0
     scanned: int = 0
     copied: int = 0
     copied_bytes: int = 0
@@ -80,6 +60,11 @@ class _Tally:
     troubles: int = 0
     target_error: str | None = None
     interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Everything that could be copied is in the run folder."""
+        return not self.failed and self.target_error is None and not self.interrupted
 
 
 class Syncer:
@@ -121,9 +106,9 @@ class Syncer:
         """Copy what changed. `last` waits for nothing and sends raw captures too; it then checks every
         earlier copy.
         """
-        started_ns, started = time.time_ns(), time.monotonic()
+        started = time.monotonic()
         self._deadline = deadline
-        tally = _Tally()
+        tally = PassReport(last, time.time_ns())
         try:
             with ContainedDir(self.node_dir) as source:
                 self._pass(source, tally, last)
@@ -131,22 +116,10 @@ class Syncer:
             tally.failed.append((".", reason_of(error)))
         if tally.failed or tally.interrupted or tally.target_error:
             self._quiet_folders.clear()  # what failed must be found again
-        return PassReport(
-            last,
-            started_ns,
-            time.monotonic() - started,
-            tally.scanned,
-            tally.copied,
-            tally.copied_bytes,
-            tally.unchanged,
-            tally.waiting,
-            tally.skipped,
-            tuple(tally.failed),
-            tally.target_error,
-            tally.interrupted,
-        )
+        tally.seconds = time.monotonic() - started
+        return tally
 
-    def _pass(self, source: ContainedDir, tally: _Tally, last: bool) -> None:
+    def _pass(self, source: ContainedDir, tally: PassReport, last: bool) -> None:
         try:
             with self._open_target() as target:
                 self._check_identity(target, last)
@@ -182,7 +155,7 @@ class Syncer:
     # --------------------------------------------------------------------------------------------
 
     def _changed(
-        self, source: ContainedDir, target: ContainedDir, tally: _Tally, last: bool
+        self, source: ContainedDir, target: ContainedDir, tally: PassReport, last: bool
     ) -> Iterator[Item]:
         stable: list[Item] = []
         for route in routes_of(self.node, self._sessions(source), self.nodes):
@@ -207,7 +180,7 @@ class Syncer:
 
     @staticmethod
     def _within(
-        route: Route, files: Iterator[tuple[str, os.stat_result]], tally: _Tally
+        route: Route, files: Iterator[tuple[str, os.stat_result]], tally: PassReport
     ) -> Iterator[tuple[str, os.stat_result]]:
         """The files of a route, of a bounded one the oldest that fit: what has gone never has to give way."""
         if route.most_bytes is None:
@@ -233,7 +206,7 @@ class Syncer:
             return ()
 
     def _walk(
-        self, source: ContainedDir, route: Route, tally: _Tally, last: bool
+        self, source: ContainedDir, route: Route, tally: PassReport, last: bool
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Regular files below a route. Folders of finished files whose own time has not changed are not
         read again.
@@ -250,7 +223,7 @@ class Syncer:
                 tally.skipped += 1
 
     def _walk_folder(
-        self, fd: int, route: Route, prefix: str, tally: _Tally, last: bool
+        self, fd: int, route: Route, prefix: str, tally: PassReport, last: bool
     ) -> Iterator[tuple[str, os.stat_result]]:
         key = f"{route.source}/{prefix}"
         before = os.fstat(fd)
@@ -290,7 +263,7 @@ class Syncer:
             finally:
                 os.close(inner)
 
-    def _settled(self, items: list[Item], tally: _Tally, last: bool) -> list[Item]:
+    def _settled(self, items: list[Item], tally: PassReport, last: bool) -> list[Item]:
         """Files written in place, once they have stopped changing and nobody has them open for writing."""
         quiet: list[Item] = []
         for item in items:
@@ -316,7 +289,7 @@ class Syncer:
     # -------------------------------------------------------------------------------------------------
 
     def _copy_all(
-        self, source: ContainedDir, target: ContainedDir, work: list[Item], tally: _Tally, last: bool
+        self, source: ContainedDir, target: ContainedDir, work: list[Item], tally: PassReport, last: bool
     ) -> None:
         if not work:
             return
@@ -344,7 +317,7 @@ class Syncer:
             for _ in pool.map(some, groups):
                 pass
 
-    def _may_go(self, item: Item, tally: _Tally, last: bool) -> bool:
+    def _may_go(self, item: Item, tally: PassReport, last: bool) -> bool:
         if tally.target_error is not None:
             tally.failed.append((item.source, "not tried: " + tally.target_error))
             return False
@@ -355,7 +328,9 @@ class Syncer:
             return False
         return True
 
-    def _note(self, source: ContainedDir, item: Item, outcome: int | Exception | None, tally: _Tally) -> None:
+    def _note(
+        self, source: ContainedDir, item: Item, outcome: int | Exception | None, tally: PassReport
+    ) -> None:
         """Count what became of one file; raises what is no failure of a file or of the storage."""
         if outcome is None:
             tally.unchanged += 1
@@ -375,7 +350,7 @@ class Syncer:
         else:
             raise outcome
 
-    def _trouble(self, item: Item, error: Exception, tally: _Tally) -> None:
+    def _trouble(self, item: Item, error: Exception, tally: PassReport) -> None:
         reason = reason_of(error)
         tally.failed.append((item.source, reason))
         if isinstance(error, OSError) and error.errno in _TARGET_ERRORS:

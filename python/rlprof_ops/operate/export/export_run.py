@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import own_files
+from rlprof_ops.job.run_folder import job_of
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.led_steps import NewSteps, RecordedStep
 from rlprof_ops.operate.recorded import RecordedSummary, ended, read_summary
@@ -56,7 +57,7 @@ def export(
         elif clock() - heard_at > _SILENT_S:
             raise RlprofError(
                 f"{run}: the recorder has told nothing for {limit(_SILENT_S)}: the job was killed, or it"
-                f" runs with RLPROF_RECORD=0 (`rlprof status {run.name.removesuffix('-logs')}`)"
+                f" runs with RLPROF_RECORD=0 (`rlprof status {job_of(run) or run.name}`)"
             )
         sleep(every_s)
 

@@ -1,4 +1,5 @@
-"""Steps, phases and requests as OpenTelemetry spans: a trace a step, sent over OTLP/HTTP by the SDK.
+"""Steps, phases, requests and findings as OpenTelemetry spans: a trace a step, sent over OTLP/HTTP by the
+SDK.
 
 Requests have the attributes of the GenAI semantic conventions; for training there are none, so that steps
 have our own.
@@ -13,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.operate.export.led_steps import RecordedStep
+from rlprof_ops.recorder.detect.anomaly import HANG
+from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 from rlprof_ops.version import __version__
 
 _FLUSH_MS = 30_000
+_TOLD = ("text", "step", "worker", "node", "phase")
+_LENGTHS = ("still_s", "seconds")
 _AT_ONCE = 512  # spans; the SDK drops what comes faster than it sends
 
 
@@ -25,8 +31,10 @@ class OtlpSpans:
     where there is no SDK.
     """
 
-    def __init__(self, endpoint: str, job: str, exporter: Any = None) -> None:
-        """`exporter`: another one of the SDK's, for instance one that keeps spans in memory."""
+    def __init__(self, endpoint: str, job: str, exporter: Any = None, run: Path | None = None) -> None:
+        """`exporter`: another one of the SDK's, for instance one that keeps spans in memory. `run`: whose
+        findings are sent too.
+        """
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -47,6 +55,8 @@ class OtlpSpans:
         self._beneath: Any = trace.set_span_in_context
         self._steps: dict[int | None, Any] = {None: None}  # a span's context by its step
         self._ended = 0
+        self._error: Any = trace.Status(trace.StatusCode.ERROR)
+        self._run, self._told = run, 0
 
     def add(self, steps: Iterable[RecordedStep]) -> None:
         for step in steps:
@@ -59,7 +69,30 @@ class OtlpSpans:
                     phase.name, beneath, told, phase.begin_ns, phase.begin_ns + round(phase.seconds * 1e9)
                 )
             self._end(root, step.end_ns)
+        self._add_findings()
         self._provider.force_flush(_FLUSH_MS)
+
+    def _add_findings(self) -> None:
+        """Those of the recorder that have come since: a step that hangs has no span of its own. Each lasts as
+        long as what it tells of has lasted until then.
+        """
+        if self._run is None:
+            return
+        rows = read_rows(self._run / FOLDER / FINDINGS, ("kind", "text", "t_ns"))
+        for row in rows[self._told :]:
+            t_ns, evidence = foreign.whole(row["t_ns"]) or 0, foreign.an_object(row.get("evidence"))
+            lengths = [evidence[name] for name in _LENGTHS if isinstance(evidence.get(name), int | float)]
+            told = {f"rlprof.{key}": row[key] for key in _TOLD if isinstance(row.get(key), str | int)}
+            told["rlprof.ranks"] = [
+                rank for rank in foreign.a_list(row.get("ranks")) if isinstance(rank, int)
+            ]
+            begin_ns = t_ns - round(lengths[0] * 1e9 if lengths else 0)
+            span = self._tracer.start_span(str(row["kind"]), attributes=told, start_time=begin_ns)
+            span.add_event("rlprof.finding", {"rlprof.text": str(row["text"])}, t_ns)
+            if row["kind"] == HANG:
+                span.set_status(self._error)
+            self._end(span, t_ns)
+        self._told = len(rows)
 
     def add_requests(self, run: Path) -> None:
         """Below the steps that were added, each below the one that had it generated."""

@@ -9,9 +9,11 @@ names have no node and no rank.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import os
+import socket
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.contract import Backend, load, ray_plugin_of
 from rlprof_ops.backends.option_trial import Trials
-from rlprof_ops.backends.wrapping import CannotWrap, ConfigError, RayPlugin, Wrapped
-from rlprof_ops.rayenv.fallback import CannotProfile, give_up
+from rlprof_ops.backends.wrapping import CannotWrap, ConfigError, Identity, RayPlugin, Wrapped
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.worker_selection import identify, select
 from rlprof_ops.rayenv.wrap.wrap_context import find_libraries
 from rlprof_ops.runtime.clock_file import SOCKET
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
 
 _REPAIRED = "_rlprof_repaired"
 _CREATE = ["self", "uri", "runtime_env", "context", "logger"]
@@ -163,3 +164,38 @@ def _request(logger: logging.Logger) -> ProfileRequest | None:
         logger.warning("rlprof: the job's request cannot be read, so no worker is left out: %s", error)
         return None
     return request if request else None
+
+
+class CannotProfile(Exception):
+    """A selected worker cannot be profiled on this node, and nobody said to go on without."""
+
+
+def give_up(
+    identity: Identity,
+    spec: CaptureSpec | None,
+    context: Any,
+    reason: str,
+    logger: logging.Logger,
+) -> None:
+    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails
+    its creation.
+
+    `spec` is None when only the trainer asked: then going on in silence would be a surprise.
+    """
+    text = f"node {os.environ.get(env_names.NODE) or socket.gethostname()}, {identity}: {reason}"
+    if spec is None or spec.on_error == "fail":
+        raise CannotProfile(text)
+    logger.warning("rlprof: %s; it starts unprofiled", text)
+    context.env_vars[env_names.NOT_WRAPPED] = text
+    if identity.worker is not None and os.environ.get(env_names.NODE_DIR):
+        _tell_the_manifest(identity, spec, text)
+
+
+def _tell_the_manifest(identity: Identity, spec: CaptureSpec, reason: str) -> None:
+    from rlprof_ops.runtime.process.event_log import EventLog
+    from rlprof_ops.runtime.process.worker_identity import find_identity
+
+    place = find_identity(identity.worker, identity.rank, None, os.environ)
+    log = EventLog(place.events / f"{place.stem}.jsonl")
+    log.registered(dataclasses.replace(place, world_size=None), (spec.backend,))
+    log.failed(spec, reason)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rlprof_ops import backends, env_names, trainers
 from rlprof_ops.backends.contract import wrap_of
-from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
+from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity, worker_variables
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.job.knobs import python_path
@@ -72,7 +72,7 @@ def wrapped_command(
     identity = Identity(worker or TRAINER, rank)
     specs = specs_for(request, worker or TRAINER, rank, env)
     if worker or specs:
-        full |= {env_names.WORKER: worker or TRAINER, env_names.RANK: "" if rank is None else str(rank)}
+        full |= worker_variables(worker or TRAINER, rank)
     for spec in specs:
         full.update(spec.env)
     if specs and request:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.contract import wrap_of
-from rlprof_ops.backends.wrapping import CannotWrap, Identity
+from rlprof_ops.backends.wrapping import CannotWrap, Identity, worker_variables
+from rlprof_ops.runtime.trainer_request import request_of
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, ProfileRequest
@@ -28,17 +29,12 @@ def wrap_context(
     or refused and a matching capture has `on_error: fail`.
     """
     text = env.get(env_names.REQUEST_JSON)
-    request = None
-    if text:
-        from rlprof_ops.request import request_from_json
-
-        request = request_from_json(text)
-    specs = specs_for(request, worker, rank, env)
+    specs = specs_for(request_of(env), worker, rank, env)
     if not specs:
         return ""
     for spec in specs:
         context.env_vars.update(spec.env)
-    context.env_vars.update({env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)})
+    context.env_vars.update(worker_variables(worker, rank))
     chosen = wrapping_spec(specs)
     if chosen is None:
         return ""

@@ -10,16 +10,21 @@ from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.words import counted, duration
 
 _WORKING_CORES = 0.1
+_GENERATION = "generation"
 
 
 def held_engine(
-    engines: Mapping[str, Iterable[EngineSample]], names: Mapping[tuple[str, int], str], least_s: float
+    engines: Mapping[str, Iterable[EngineSample]],
+    names: Mapping[tuple[str, int], str],
+    least_s: float,
+    phase: str = "",
 ) -> str:
     """The server of `engines` (by node) that has stood still the longest, as a sentence; "" for none.
 
     One stands where it has made no token for `least_s`, has requests or does not answer, and does not
     compute.
-    `names`: what a process is called, by node and pid.
+    `names`: what a process is called, by node and pid. `phase`: the one that is open: a server that
+    stands may be waited for in a weight update as well.
     """
     stand = [(node, each) for node, found in engines.items() for each in found if _stands(each, least_s)]
     if not stand:
@@ -34,7 +39,8 @@ def held_engine(
     why = why or (": its metrics do not answer" if engine.silent else "")
     more = f" (and {len(stand) - 1} more such servers)" if len(stand) > 1 else ""
     made = f"made no token for {duration(engine.idle_s * 1e9)}"
-    return f"the driver waits for generation of {name} ({where}), whose engine {has}{made}{why}{more}"
+    awaits = f"in {phase} for" if phase and phase != _GENERATION else f"for {_GENERATION} of"
+    return f"the driver waits {awaits} {name} ({where}), whose engine {has}{made}{why}{more}"
 
 
 def _stands(engine: EngineSample, least_s: float) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, Anomaly
+from rlprof_ops.recorder.samples.family_work import WORKING_CORES, WORKING_MIB_S
 from rlprof_ops.recorder.samples.rank_states import ALONE, RankState
-from rlprof_ops.runtime.on_demand.group_state import STILL_S
+from rlprof_ops.runtime.on_demand.group_state import LOOK_S, STILL_S
 from rlprof_ops.words import duration, ranks_text, size
 
 # Shares of the group's timeout: with looks 5 s apart, all is said before half of it.
 _SUSPECT, _ALL_THERE, _LATE = 0.25, 0.4, 0.45
-_WORKING_CORES, _WORKING_MIB_S = 0.1, 1.0
 _BUSY_CORES = 0.5  # of a process without a group, for which the missing rank may wait
 _STOPPED = {
     "": "is gone",
@@ -25,6 +25,7 @@ _STOPPED = {
     "Z": "has died and is not reaped (zombie)",
 }
 _Placed = tuple[str, RankState]
+_SURE_NS = int(2 * LOOK_S * 1e9)
 
 
 def stalled(
@@ -54,8 +55,15 @@ def stalled(
 
 def is_working(state: RankState) -> bool:
     """Whether a process that waits in no collective computes, reads or writes."""
-    least = _BUSY_CORES if state.rank == ALONE else _WORKING_CORES
-    return not state.group and (state.cores >= least or state.mib_s >= _WORKING_MIB_S)
+    least = _BUSY_CORES if state.rank == ALONE else WORKING_CORES
+    return not state.group and (state.cores >= least or state.mib_s >= WORKING_MIB_S)
+
+
+def _goes_on(state: RankState, limit_s: float) -> bool:
+    """Whether a missing rank works, or has done so in the time that a hang takes to be said: storage that is
+    slow keeps one that saves for many seconds.
+    """
+    return is_working(state) or state.idle_s < limit_s
 
 
 def _judged(
@@ -74,11 +82,13 @@ def _judged(
     missing = [rank for rank in members if rank not in waiting]
     told = {rank: ranks[rank] for rank in missing if rank in ranks}
     dead = {rank: placed for rank, placed in told.items() if placed[1].state in _STOPPED}
+    if any(state.state != "T" and first.told_ns < state.told_ns + _SURE_NS for _, state in dead.values()):
+        return None  # it may have ended after the collective: nobody has told since that it is open
     if any(ranks[rank][1].still_s < STILL_S for rank in members if rank in ranks and rank not in dead):
         return None  # a collective has begun or ended meanwhile
     if not missing and _is_one(waiting) and waited_s < _ALL_THERE * timeout_s:
         return None  # it may be large
-    held = {rank: placed for rank, placed in told.items() if is_working(placed[1])}
+    held = {rank: placed for rank, placed in told.items() if _goes_on(placed[1], limit_s)}
     moves = bool(held) or len(told) < len(missing) or elsewhere or clock_still_s < limit_s
     kind = LONG_WAIT if moves and not dead else HANG
     if kind == LONG_WAIT and not (timeout_s and waited_s >= _LATE * timeout_s):
@@ -137,18 +147,18 @@ def _circle(waiting: Mapping[int, RankState]) -> str:
 
 
 def _said(node: str, state: RankState) -> str:
-    worker = f"{state.worker}, " if state.worker else ""
-    return f"rank {state.rank} ({worker}node {node}, pid {state.pid}) {_does(state)}"
+    who = ", ".join(filter(None, (state.worker, state.task, f"node {node}", f"pid {state.pid}")))
+    return f"rank {state.rank} ({who}) {_does(state)}"
 
 
 def _does(state: RankState) -> str:
     if state.state in _STOPPED:
         return _STOPPED[state.state]
     if is_working(state):
-        does = [f"{state.cores:.0%} of a core"] if state.cores >= _WORKING_CORES else []
+        does = [f"{state.cores:.0%} of a core"] if state.cores >= WORKING_CORES else []
         does += (
             [f"{size(state.mib_s * (1 << 20))} a second read and written"]
-            if state.mib_s >= _WORKING_MIB_S
+            if state.mib_s >= WORKING_MIB_S
             else []
         )
         return f"is working ({', '.join(does)}){f' {state.at}' if state.at else ''}"

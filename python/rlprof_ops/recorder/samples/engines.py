@@ -43,7 +43,8 @@ _PROMPT = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 class EngineSample:
     """One look at one server. `idle_s`: for how long it has made no token and taken no prompt; looked at more
     closely from IDLE_S on: `cores` its processes compute, and `stopped` is one of them that SIGSTOP holds.
-    `silent`: it runs and answers no more, and the other figures are its last ones. `pid` 0: not known.
+    `silent`: it runs and answers no more, and the other figures are its last ones; or it never told any, and
+    then it is a sample only while `stopped`. `pid` 0: not known.
     """
 
     url: str
@@ -70,6 +71,9 @@ class _Server:
     made: float = 0.0
     taken: float = 0.0
     moved_s: float = 0.0
+    searched_s: float = 0.0
+    held: int = 0
+    held_s: float = 0.0
     work: FamilyWork = field(default_factory=FamilyWork)
 
 
@@ -143,16 +147,27 @@ class Engines:
             sample = replace(server.sample, tokens_s=0.0, prompt_tokens_s=0.0, silent=1)
         server.sample = sample
         now = time.monotonic()
-        if sample is None or now - server.moved_s < IDLE_S:
+        if sample is None:
+            return self._without_figures(url, server, now)
+        if now - server.moved_s < IDLE_S:
             return sample
-        held = 0
         if server.pid:
             server.work.look(server.pid)
-            family = processes.with_descendants(server.pid, of_all_threads=True)
-            held = next((pid for pid in family if processes.state_of(pid) == "T"), 0)
-        return replace(
-            sample, idle_s=round(now - server.moved_s, 1), cores=round(server.work.cores, 2), stopped=held
-        )
+        idle_s, cores = round(now - server.moved_s, 1), round(server.work.cores, 2)
+        return replace(sample, idle_s=idle_s, cores=cores, stopped=_stopped(server.pid))
+
+    def _without_figures(self, url: str, server: _Server, now: float) -> EngineSample | None:
+        """Of a server that tells none, as verl's by default: one of its processes that is stopped, since then
+        it makes no token.
+        """
+        if now - server.searched_s >= IDLE_S:
+            server.searched_s, before = now, server.held
+            server.held = _stopped(server.pid)
+            server.held_s = server.held_s if server.held == before else now
+        if not server.held:
+            return None
+        idle_s = round(now - server.held_s, 1)
+        return EngineSample(url, 0, 0, 0, 0, 0.0, 0.0, server.pid, idle_s, stopped=server.held, silent=1)
 
     def _sample(self, url: str, server: _Server) -> EngineSample | None:
         try:
@@ -182,6 +197,12 @@ class Engines:
             max(0.0, prompts) / seconds,
             server.pid,
         )
+
+
+def _stopped(pid: int) -> int:
+    """A process of the server with this pid that SIGSTOP holds; 0 for none."""
+    family = processes.with_descendants(pid, of_all_threads=True) if pid else []
+    return next((each for each in family if processes.state_of(each) == "T"), 0)
 
 
 def parse(text: str) -> dict[str, float]:

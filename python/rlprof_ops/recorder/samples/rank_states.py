@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ class RankState:
     """One process. The collective from `group` to `timeout_s` has been open for `still_s`; where `group` is
     empty, none has begun or ended for so long. `state` is the letter of /proc, empty for one that is gone;
     `cores` and `mib_s` are what it and its children compute, read and write; `awaits`: the kind of file
-    system whose answer it waits for. `rank` ALONE: of no group.
+    system whose answer it waits for. `rank` ALONE: of no group. `told_ns`: when it has told this;
+    `task`: the actor and the method that it runs for Ray, `WorkerDict.actor_update`;
+    `idle_s`: how long it has computed, read and written next to nothing.
     """
 
     pid: int
@@ -43,6 +46,9 @@ class RankState:
     cores: float
     mib_s: float
     awaits: str = ""
+    told_ns: int = 0
+    task: str = ""
+    idle_s: float = 0.0
 
 
 class RankStates:
@@ -97,4 +103,7 @@ class RankStates:
             round(work.cores, 2) if letter else 0.0,
             round(work.mib_s, 1) if letter else 0.0,
             processes.awaited_storage(pid),
+            told.t_ns,
+            processes.rays_task(pid),
+            round(time.monotonic() - work.worked_s, 1),
         )

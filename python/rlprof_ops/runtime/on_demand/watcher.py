@@ -19,6 +19,7 @@ from pathlib import Path
 from rlprof_ops import backends, env_names
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.words import truth
 
 FOLDER = "control"
 STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
@@ -37,7 +38,7 @@ def asked(env: Mapping[str, str]) -> bool:
     has to start the process.
     """
     said = env.get(env_names.ON_DEMAND, "").strip().lower()
-    return said in ("1", "true", "yes", "on") or (bool(said) and backends.wraps(said))
+    return truth(said) is True or (bool(said) and backends.wraps(said))
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class CaptureRequest:
     seconds: float | None
 
     def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):  # it names files and windows
+            raise ValueError(f"the id {self.id[:80]!r} is no plain word")
         if (self.next_steps is None) == (self.seconds is None):
             raise ValueError("it needs a number of steps or of seconds, and not both")
         if self.next_steps is not None and not 0 < self.next_steps <= MOST_STEPS:
@@ -69,28 +72,12 @@ class CaptureRequest:
         return json.dumps(found)
 
     @classmethod
-    def from_json(cls, text: str) -> CaptureRequest:
+    def from_json(cls, text: str | bytes) -> CaptureRequest:
         """Raises `ValueError` for anything but a demand of this schema."""
         try:
-            data = foreign.parse(text)
-            return cls(
-                id=_plain(str(data["id"])),
-                workers=tuple(map(str, data["workers"])),
-                ranks=None if data["ranks"] is None else tuple(map(int, data["ranks"])),
-                backend=str(data["backend"]),
-                options={str(name): str(value) for name, value in data["options"].items()},
-                next_steps=None if data["next_steps"] is None else int(data["next_steps"]),
-                seconds=None if data["seconds"] is None else float(data["seconds"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise ValueError(f"no capture request: {type(error).__name__}: {error}") from None
-
-
-def _plain(identity: str) -> str:
-    """The id of a request names files and windows, so it is one plain word. Raises ValueError."""
-    if not _ID.fullmatch(identity):
-        raise ValueError(f"the id {identity[:80]!r} is no plain word")
-    return identity
+            return foreign.typed(foreign.parse(text), cls)
+        except ValueError as error:
+            raise ValueError(f"no capture request: {error}") from None
 
 
 class Watcher:
@@ -107,7 +94,7 @@ class Watcher:
         self._folder = folder
         self._on_demand = on_demand
         self._stop = threading.Event()
-        self._known = set(_names(folder))  # what was asked before this process was there is not for it
+        self._known = set(names_in(folder))  # what was asked before this process was there is not for it
         self._later: list[tuple[float, Callable[[], None]]] = []
         if first is not None:
             self.later(0.0, lambda: first(self))
@@ -146,13 +133,12 @@ class Watcher:
             action()
 
     def _scan(self) -> None:
-        for name in _names(self._folder):
-            if name not in self._known and not self._stop.is_set():
-                self._known.add(name)
-                try:
-                    self._on_demand(CaptureRequest.from_json(_read(self._folder / name)))
-                except Exception as error:
-                    log_once(f"capture request {name}: {error}")
+        for asked in new_requests(self._folder, self._known):
+            try:
+                if not self._stop.is_set():
+                    self._on_demand(asked)
+            except Exception as error:
+                log_once(f"capture request {asked.id}: {error}")
 
 
 def _changed_ns(folder: Path) -> int:
@@ -162,7 +148,8 @@ def _changed_ns(folder: Path) -> int:
         return -_COARSE_NS
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """The JSON files of a folder that are whole, by name; none where there is no folder."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -174,10 +161,9 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _read(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        owner = os.fstat(descriptor).st_uid
+def _read(path: Path) -> bytes:
+    with foreign.open_plain(path, os.O_NOFOLLOW) as file:
+        owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
             raise PermissionError(f"it belongs to user {owner}, not to {os.getuid()}, whose job this is")
         return file.read(_MOST_BYTES)
@@ -191,23 +177,10 @@ def leave(folder: Path, demand: CaptureRequest) -> Path:
     return path
 
 
-def forward(source: Path, target: Path, known: set[str]) -> int:
-    """Copy demands that are new in `source` (the run folder's) to `target` (a node's), those for stacks not.
-
-    Gives how many. `known` is kept by the caller.
-    """
-    copied = 0
-    for demand in new_requests(source, known):
-        if demand.backend != STACKS:
-            leave(target, demand)
-        copied += 1
-    return copied
-
-
 def new_requests(source: Path, known: set[str]) -> list[CaptureRequest]:
     """What has been asked in `source` since; `known` are names of files, kept by the caller."""
     found: list[CaptureRequest] = []
-    for name in _names(source):
+    for name in names_in(source):
         if name in known:
             continue
         known.add(name)

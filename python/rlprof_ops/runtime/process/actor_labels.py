@@ -12,7 +12,6 @@ its whole environment).
 from __future__ import annotations
 
 import fnmatch
-import functools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
+from rlprof_ops.runtime.trainer_request import request_of
 
 if TYPE_CHECKING:
     from ray.actor import ActorClass
@@ -143,7 +143,7 @@ def _note(runtime_env: object) -> None:
     """Write down that an actor was created which the request selects; never raises."""
     try:
         key = cast("Mapping[str, WorkerKey]", runtime_env or {}).get("rlprof")
-        request = _request()
+        request = request_of(os.environ)
         if key and request is not None and request.for_worker(key["worker"], key.get("rank")):
             from rlprof_ops.runtime.process import beginning
 
@@ -157,7 +157,7 @@ def _note(runtime_env: object) -> None:
 def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
     """The runtime env for a new actor: with our key when the request selects it, else as it came."""
     given = cast("Mapping[str, object] | None", options.get("runtime_env"))
-    request, on_demand = _request(), os.environ.get(env_names.ON_DEMAND, "").strip().lower()
+    request, on_demand = request_of(os.environ), os.environ.get(env_names.ON_DEMAND, "").strip().lower()
     everyone = bool(on_demand) and backends.wraps(on_demand)
     env: dict[str, object] = dict(given or {})
     keys = [each.ray_key for each in backends.every() if each.ray_key]
@@ -223,20 +223,3 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
         for name, value in variables.items()
         if name not in _THE_NODES and (name not in handed_on or name in clean)
     }
-
-
-@functools.lru_cache(maxsize=1)
-def _request() -> ProfileRequest | None:
-    """The job's request, when it selects anything."""
-    text = os.environ.get(env_names.REQUEST_JSON)
-    if not text:
-        return None
-    from rlprof_ops.request import request_from_json
-
-    request = request_from_json(text)
-    return request if request else None
-
-
-def forget_request() -> None:
-    """The variable has changed: read it again."""
-    _request.cache_clear()

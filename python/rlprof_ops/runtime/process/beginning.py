@@ -53,19 +53,15 @@ def _was_not_wrapped(reason: str) -> None:
 
 def fail_windows(env: Mapping[str, str], reason: str) -> None:
     """Write down that the worker which `env` names has none of its windows that need a profiler around it."""
-    from rlprof_ops.request import request_from_json
     from rlprof_ops.runtime.process.event_log import EventLog
-    from rlprof_ops.runtime.trainer_request import with_request
+    from rlprof_ops.runtime.trainer_request import request_of
 
-    text = with_request(env).get(env_names.REQUEST_JSON)
-    place = find_identity(None, None, None, env)
-    specs = request_from_json(text).for_worker(place.worker, place.rank) if text else ()
+    request, place = request_of(env), find_identity(None, None, None, env)
+    specs = request.for_worker(place.worker, place.rank) if request else ()
     wrapping = [spec for spec in specs if backends.wraps(spec.backend)]
     if not wrapping:
         return
     events = EventLog(place.events / f"{place.stem}.session.jsonl")
     events.registered(place, (spec.backend for spec in wrapping))
     for spec in wrapping:
-        for window in spec.windows():
-            steps = [window.start, window.stop]
-            events.write("failed", backend=spec.backend, steps=steps, phase=None, reason=reason)
+        events.failed(spec, reason)

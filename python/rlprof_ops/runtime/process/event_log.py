@@ -11,11 +11,16 @@ import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops.host.log_line import log as log
 from rlprof_ops.host.log_line import log_once as log_once
 
+if TYPE_CHECKING:
+    from rlprof_ops.backends.contract import Spec
+
+ENGINE_WORKER = "engine_worker"  # a child of a server says which part of its engine it is
+SAMPLES = "samples"  # with which versions of the weights the samples of a batch were made
 _INT64 = struct.Struct("<q")
 
 
@@ -72,6 +77,12 @@ class EventLog:
             backends=sorted(set(backends)),
             **more,
         )
+
+    def failed(self, spec: Spec, reason: str) -> None:
+        """No window of a capture can be taken in this process."""
+        for window in spec.windows():
+            steps = [window.start, window.stop]
+            self.write("failed", backend=spec.backend, steps=steps, phase=None, reason=reason)
 
     def _append(self, data: bytes) -> None:
         # One write of a whole line to an append-only descriptor: lines of threads never mix.

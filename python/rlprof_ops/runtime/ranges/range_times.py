@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlprof_ops import env_names
+from rlprof_ops.words import truth
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class RangeTimes:
 def asked(env: Mapping[str, str] | None = None) -> bool:
     """Whether `RLPROF_METRICS` asks for times in this process."""
     value = (os.environ if env is None else env).get(env_names.METRICS, "")
-    return value.strip().lower() in ("1", "true", "yes", "on")
+    return truth(value) is True
 
 
 class Metrics:

@@ -45,6 +45,7 @@ class Span:
         end_tokens(self._tokens)
         if self._opened:
             profiler._phase_ends(self._opened, partial=kind is not None)
+        profiler.visit_own()
 
 
 def start_tokens(emitters: Sequence[RangeEmitter], name: str) -> Tokens:

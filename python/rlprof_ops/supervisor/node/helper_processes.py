@@ -11,16 +11,20 @@ import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.collect.sync.__main__ import read_report, sync_command, write_deadline
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.host import foreign, processes
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor.control_channel import Message
 from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.words import limit
 
 _LINE_LIMIT = 1 << 20
 _MOST_UNSENT = 8 << 20  # of news that the recorder has not taken; more are dropped
@@ -30,6 +34,9 @@ _END_SECONDS = 8.0
 _SYNC, _RECORDER, _DISTIL = "collect.sync", "recorder", "analyze.distil"
 _RESOURCE_PROBE = "supervisor.node.resource_probe"
 _DRIVER_LOG = "supervisor.steps.driver_log"
+_SAY_PART, _SAY_SECONDS = 0.2, 2.0  # of a step's seconds: to say that its own deadline came
+_KILLED_SECONDS = 2.0  # for a process that got SIGKILL
+_LEAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -128,82 +135,151 @@ async def lines(process: Process) -> AsyncIterator[bytes]:
         yield line
 
 
-async def _end(process: Process) -> None:
-    """SIGTERM, and SIGKILL where that does not help."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _END_SECONDS)
-    except asyncio.TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+class TalkingHelper:
+    """One that is started again where it ends, until `end`. `on_row` gets each JSON object that it says."""
 
-
-class Recording:
-    """The recorder: `on_told` gets what it says: `{"news": …}`, `{"finding": …}`, `{"capture": …}`."""
-
-    def __init__(self, helpers: Helpers, on_told: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
-        self._helpers, self._on_told = helpers, on_told
+    def __init__(
+        self,
+        helpers: Helpers,
+        name: str,
+        argv: list[str],
+        log: str,
+        on_row: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        self._helpers, self._argv, self._log, self._on_row = helpers, argv, log, on_row
         self._process: Process | None = None
-        self._keeping = asyncio.create_task(helpers.keep("the recorder", self._run))
+        self._keeping = asyncio.create_task(helpers.keep(name, self._run))
 
-    def hear(self, news: str) -> None:
-        """A line for the head's recorder: another node's news, or what the job waits for."""
+    def hear(self, line: str) -> None:
+        """Tell it something; what it does not take is dropped."""
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
             return
         with contextlib.suppress(OSError, RuntimeError):
             if process.stdin.transport.get_write_buffer_size() < _MOST_UNSENT:
-                process.stdin.write(news.encode() + b"\n")
+                process.stdin.write(line.encode() + b"\n")
 
     async def end(self) -> None:
-        """Have it keep what it has, before the last sync."""
+        """Have it keep what it has, and end: SIGTERM, and SIGKILL where that does not help."""
         self._keeping.cancel()
-        if self._process is not None:
-            await _end(self._process)
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
     async def _run(self) -> int:
-        place = self._helpers.place
-        words = [
-            f"--node-dir={place.folder.path}",
-            f"--node={place.node}",
-            f"--nodes={' '.join(place.nodes)}",
-        ]
-        if place.is_head:
-            words += [f"--run-dir={place.run.path}", f"--job={place.job}"]
-        process = await self._helpers.start(module(_RECORDER, *words), "recorder.log", talks=True)
-        self._process = process
+        process = self._process = await self._helpers.start(self._argv, self._log, talks=True)
         async for line in lines(process):
             for told in foreign.rows(line):
                 with contextlib.suppress(ValueError):
-                    await self._on_told(told)
+                    await self._on_row(told)
         code = await process.wait()
         self._helpers.pids.discard(process.pid)
         return code
 
 
-class LogFollower:
+def recorder(helpers: Helpers, on_row: Callable[[dict[str, Any]], Awaitable[None]]) -> TalkingHelper:
+    """The recorder. It says `{"news": …}`, `{"finding": …}` or `{"capture": …}`, and hears on the head other
+    nodes' news and what the job waits for.
+    """
+    place = helpers.place
+    words = [f"--node-dir={place.folder.path}", f"--node={place.node}", f"--nodes={' '.join(place.nodes)}"]
+    if place.is_head:
+        words += [f"--run-dir={place.run.path}", f"--job={place.job}"]
+    return TalkingHelper(helpers, "the recorder", module(_RECORDER, *words), "recorder.log", on_row)
+
+
+def log_follower(helpers: Helpers, words: list[str]) -> TalkingHelper:
     """The process that takes the job's steps from the driver's output; `words` are its arguments."""
 
-    def __init__(self, helpers: Helpers, words: list[str]) -> None:
-        self._helpers, self._words = helpers, words
-        self._process: Process | None = None
-        self._keeping = asyncio.create_task(helpers.keep("the follower of the driver's output", self._run))
+    async def say(told: dict[str, Any]) -> None:
+        helpers.journal.say(foreign.in_one_line(foreign.text(told.get("say"))))
 
-    async def end(self) -> None:
-        """Have it take what the driver said last, and end."""
-        self._keeping.cancel()
-        if self._process is not None:
-            await _end(self._process)
+    argv = module(_DRIVER_LOG, *words)
+    return TalkingHelper(helpers, "the follower of the driver's output", argv, "driver_log.log", say)
+
+
+def less_saying(seconds: float) -> float:
+    """What a step may take of its seconds, so that it has time to say that they are over."""
+    return seconds - min(_SAY_SECONDS, seconds * _SAY_PART)
+
+
+class NodeSync:
+    """One node's sync process."""
+
+    def __init__(self, settings: Settings, helpers: Helpers) -> None:
+        self.process: Process | None = None
+        self._settings, self._helpers = settings, helpers
+        self._place, self._journal = helpers.place, helpers.journal
+        self._keeping: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Run it, again where it dies, until the job ends."""
+        self._keeping = asyncio.create_task(self._helpers.keep("sync", self._run))
+
+    def stop_restarting(self) -> None:
+        """The job ends: a sync that ends from now on has done its part."""
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     async def _run(self) -> int:
-        process = await self._helpers.start(module(_DRIVER_LOG, *self._words), "driver_log.log", talks=True)
-        self._process = process
-        async for line in lines(process):
-            for told in foreign.rows(line):
-                self._helpers.journal.say(foreign.in_one_line(foreign.text(told.get("say"))))
-        code = await process.wait()
-        self._helpers.pids.discard(process.pid)
-        return code
+        return await (await self._start()).wait()
+
+    async def _start(self, *more: str) -> Process:
+        argv = [*sync_command(self._place, self._settings), *more]
+        self.process = await self._helpers.start(argv, "sync.log")
+        return self.process
+
+    async def last_pass(self, seconds: float) -> bool:
+        """The sync's last pass, once more when that process has died. True when everything came over.
+
+        Slurm tells every process of a cancelled step to end: such a sync has made a last pass of its own,
+        before the profilers were done, and that one does not count.
+        """
+        self.stop_restarting()
+        ordered_ns, until = time.time_ns(), time.monotonic() + seconds
+        # So that it can still say what stays, and be killed within the share.
+        kill_s = min(_KILLED_SECONDS, seconds * _SAY_PART)
+        write_deadline(self._place.folder.path, less_saying(seconds - kill_s))
+        with self._journal.phase("last_sync"):
+            sync = self.process
+            if sync is not None and sync.returncode is None:
+                sync.terminate()  # its order to make the last pass
+            else:
+                sync = await self._start("--last")
+            code = await self._end_of(sync, until - time.monotonic() - kill_s, kill_s)
+            died = code not in (0, EXIT_FAILED)
+            if code is not None and (died or not self._passed_since(ordered_ns)):
+                why = (
+                    f"sync ended with {code}"
+                    if died
+                    else "Slurm told the sync to end before the profilers were done"
+                )
+                self._journal.note(f"node {self._place.node}: {why}; one more last pass")
+                sync = await self._start("--last")
+                code = await self._end_of(sync, until - time.monotonic() - kill_s, kill_s)
+        return code == 0
+
+    def _passed_since(self, ordered_ns: int) -> bool:
+        """Whether the sync's latest pass is a last one that began at that time or later."""
+        report = read_report(self._place.folder.path)
+        return report is not None and report.last and report.started_ns >= ordered_ns
+
+    async def _end_of(self, sync: Process, seconds: float, kill_s: float) -> int | None:
+        """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after
+        `seconds`, whose end is waited for `kill_s`: in a dead file system it may never come.
+        """
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(sync.wait(), max(_LEAST_SECONDS, seconds))
+        with contextlib.suppress(ProcessLookupError):
+            sync.kill()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(sync.wait(), kill_s)
+        self._journal.say(f"node {self._place.node}: the last sync was not done within {limit(seconds)}")
+        return None

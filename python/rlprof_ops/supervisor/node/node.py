@@ -21,12 +21,17 @@ from rlprof_ops.request.steps_from import StepsFrom
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
-from rlprof_ops.supervisor.end_order import EndOrder
-from rlprof_ops.supervisor.node.helper_processes import Helpers, LogFollower, Recording, is_helper
+from rlprof_ops.supervisor.node.helper_processes import (
+    Helpers,
+    NodeSync,
+    TalkingHelper,
+    is_helper,
+    log_follower,
+    recorder,
+)
 from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.supervisor.node.node_ray import NodeRay
-from rlprof_ops.supervisor.node.node_state import NodeState
-from rlprof_ops.supervisor.node.node_sync import NodeSync
+from rlprof_ops.supervisor.node.node_state import EndOrder, NodeState
 from rlprof_ops.supervisor.steps import driver_log, state_relay
 from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.state_relay import StateTold
@@ -72,8 +77,8 @@ class Node:
         self.ray = NodeRay(settings, state, lambda: self.environment(), cwd, self.helpers)
         self.windows: Windows | None = None
         self.relay: StepRelay | None = None
-        self.recording: Recording | None = None
-        self.log_follower: LogFollower | None = None
+        self.recording: TalkingHelper | None = None
+        self.log_follower: TalkingHelper | None = None
         self.distiller: Process | None = None
         self.take_request: Callable[[ProfileRequest], None] = self.go_by
         self._tasks: set[asyncio.Task[None]] = set()
@@ -203,7 +208,7 @@ class Node:
     def start_recording(self, on_recorded: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         """Record this node from now on, unless RLPROF_RECORD is 0."""
         if self.settings.flag(env_names.RECORD):
-            self.recording = Recording(self.helpers, on_recorded)
+            self.recording = recorder(self.helpers, on_recorded)
 
     async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
         """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the
@@ -243,7 +248,7 @@ class Node:
         if self.relay is None:
             self.journal.say("steps_from is not used: this job has no step clock (RLPROF_ADAPTERS)")
             return
-        self.log_follower = LogFollower(self.helpers, driver_log.words_of(rule, log, pid))
+        self.log_follower = log_follower(self.helpers, driver_log.words_of(rule, log, pid))
         self.journal.say(f"steps are known from {rule}, until a process tells them itself")
 
     def _on_told(self) -> None:

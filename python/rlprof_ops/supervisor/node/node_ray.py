@@ -63,9 +63,10 @@ class NodeRay:
         with self._journal.phase("ray_start"):
             if before is None and self._settings.flag("RLPROF_PATCH_RAY"):
                 await self._patch()
-            argv = [] if before is not None else await self._command()
+            if before is None:
+                ports.check_free(port_knobs(self._settings, self._place.is_head), node)
             for left in reversed(range(self._settings.number("RLPROF_RAY_START_TRIES"))):
-                ray, before = before or self._start(argv), None
+                ray, before = before or self._start(await self._command()), None
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(
                         ray.settled.wait(), max(0.0, deadline - asyncio.get_running_loop().time())
@@ -82,7 +83,6 @@ class NodeRay:
                 self._journal.say(f"{words}\nnode {node}: trying again, {left} more")
                 await self.stop()
                 await in_background(self._reap, seconds=_REAP_SECONDS * 3)
-                argv = argv or await self._command()
         raise RlprofError(f"node {node}: RLPROF_RAY_START_TRIES is 0: Ray is not started")
 
     def find(self) -> RayProcess | None:
@@ -105,7 +105,6 @@ class NodeRay:
 
     async def _command(self) -> list[str]:
         place = self._place
-        ports.check_free(port_knobs(self._settings, place.is_head), place.node)
         found = RayNode(
             place.node,
             place.ip,
@@ -156,6 +155,6 @@ class NodeRay:
         return f"node {self._place.node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
     async def stop(self) -> None:
-        """Tell this node's `ray start` to end, and wait for that."""
+        """SIGTERM to our own `ray start`, which ends its children; after a while SIGKILL to its group."""
         if (ray := self.find()) is not None:
-            await ray.stop(_STOP_SECONDS)
+            await ray.process.end(_STOP_SECONDS)

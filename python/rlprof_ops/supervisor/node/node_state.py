@@ -1,5 +1,5 @@
 """What a supervisor needs to know of its node, in files of the node folder: each supervisor starts from them,
-so that none is missed.
+so that none is missed. The order to end the job is among them, whether it comes as a signal or stood there.
 
 The node's own disk holds them: no start and no order to end waits for shared storage. The keeper makes the
 folder for the first supervisor, empty, and removes it when the last one has ended.
@@ -7,16 +7,20 @@ folder for the first supervisor, empty, and removes it when the last one has end
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import shutil
+import signal
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic, foreign
-from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.end_cause import ORDER_EXIT, EndCause
 
 FOLDER = "state"
 _NODE, _ORDER, _DRIVER, _DRIVER_REQUEST, _RUN = (
@@ -26,6 +30,14 @@ _NODE, _ORDER, _DRIVER, _DRIVER_REQUEST, _RUN = (
     "driver_request.json",
     "run.json",
 )
+_Result = TypeVar("_Result")
+_LATE_S = 1.0
+# SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause.
+CAUSES = {
+    signal.SIGTERM: EndCause.SIGNAL,
+    signal.SIGINT: EndCause.SIGNAL,
+    signal.SIGUSR2: EndCause.TIME_LIMIT,
+}
 
 
 @dataclass(frozen=True)
@@ -131,9 +143,9 @@ class NodeState:
         if not (self.folder / _DRIVER).exists():
             atomic.write(self.folder / _DRIVER_REQUEST, json.dumps(values), mode=0o600)
 
-    def driver_request(self) -> dict[str, Any] | None:
+    def driver_request(self) -> dict[str, Any]:
         """What is to be started and was not yet."""
-        return None if (self.folder / _DRIVER).exists() else _read(self.folder / _DRIVER_REQUEST)
+        return {} if (self.folder / _DRIVER).exists() else foreign.read_object(self.folder / _DRIVER_REQUEST)
 
     def write_driver(self, **values: Any) -> None:
         """`pid` and `started` of the driver, with `code` (negative for a signal) once it has ended, or
@@ -142,8 +154,8 @@ class NodeState:
         atomic.write(self.folder / _DRIVER, json.dumps(values))
         (self.folder / _DRIVER_REQUEST).unlink(missing_ok=True)  # its environment may hold secrets
 
-    def driver(self) -> dict[str, Any] | None:
-        return _read(self.folder / _DRIVER)
+    def driver(self) -> dict[str, Any]:
+        return foreign.read_object(self.folder / _DRIVER)
 
     # ---- run.json, on the head
 
@@ -152,9 +164,55 @@ class NodeState:
         return self.folder / _RUN
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+class ToldToEnd(RlprofError):
+    """An order to end came before the cluster was up."""
+
+    def __init__(self, cause: EndCause, before: str) -> None:
+        super().__init__(f"told to end ({cause}) before {before}")
+        self.cause = cause
+        self.exit_code = ORDER_EXIT[cause]
+
+
+class EndOrder:
+    """Listens from the moment it is made, in the loop that runs: signals are blocked until then."""
+
+    def __init__(self, state: NodeState) -> None:
+        loop = asyncio.get_running_loop()
+        self.given: asyncio.Future[EndCause] = loop.create_future()
+        self._state = state
+        for number in CAUSES:
+            loop.add_signal_handler(number, self.give, CAUSES[number])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUSES)
+        if (before := state.end_order()) is not None:
+            self.give(before)
+
+    @property
+    def cause(self) -> EndCause | None:
+        return self.given.result() if self.given.done() else None
+
+    async def come_late(self) -> None:
+        """Wait a moment for the order: Slurm signals every process of a step at once, and what runs here can
+        be faster to end than we are to hear of it.
+        """
+        await asyncio.wait({self.given}, timeout=_LATE_S)
+
+    async def told(self, before: str) -> NoReturn:
+        """Raise ToldToEnd once the order is given; `before`: what it came before."""
+        raise ToldToEnd(await asyncio.shield(self.given), before)
+
+    def give(self, cause: EndCause) -> None:
+        """Order the end; the first order decides the cause."""
+        if not self.given.done():
+            self._state.order_end(cause)
+            self.given.set_result(cause)
+
+
+async def first_of(work: Awaitable[_Result], *ends: Awaitable[_Result]) -> _Result:
+    """What `work` gives, or the end that comes before it gives or raises; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in (work, *ends)]
     try:
-        found = foreign.read(path)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -94,10 +94,11 @@ def without_blanks(python: str, folder: Path) -> str:
 
 
 def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
-    """The whole `ray start` line. Ports that are 0 are chosen here, so that two clusters on a node do not
-    meet.
+    """The whole `ray start` line. Ports that are 0 are chosen here, each time anew and each another one, so
+    that two clusters on a node do not meet.
     """
     _, _, port = node.head_address.rpartition(":")
+    promised = {int(port), *port_knobs(settings, node.is_head).values()}
     argv = [
         python,
         "-c",
@@ -121,7 +122,8 @@ def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
     if not settings.number(
         "DASHBOARD_AGENT_LISTEN_PORT"
     ):  # Ray's own default is one fixed port for all clusters
-        argv.append(f"--dashboard-agent-listen-port={free_port()}")
+        promised.add(agent_port := free_port(promised))
+        argv.append(f"--dashboard-agent-listen-port={agent_port}")
     for option, knob in (("min-worker-port", "MIN_WORKER_PORT"), ("max-worker-port", "MAX_WORKER_PORT")):
         argv.append(f"--{option}={settings[knob]}")
     if not node.is_head:
@@ -130,12 +132,13 @@ def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
     asked = settings.flag("RLPROF_DASHBOARD")
     # Ray starts its client server unasked, and takes no port for "not at all".
     client_port = settings.number("RAY_CLIENT_SERVER_PORT") or (
-        usual_port(_CLIENT_PORT) if asked else free_port()
+        usual_port(_CLIENT_PORT, promised) if asked else free_port(promised)
     )
+    promised.add(client_port)
     argv.append(f"--ray-client-server-port={client_port}")
     if not asked:
         return [*argv, "--include-dashboard=false"]
-    dashboard_port = settings.number("DASHBOARD_PORT") or usual_port(_DASHBOARD_PORT)
+    dashboard_port = settings.number("DASHBOARD_PORT") or usual_port(_DASHBOARD_PORT, promised)
     return [*argv, "--include-dashboard=true", f"--dashboard-host={settings['RLPROF_DASHBOARD_HOST']}",
             f"--dashboard-port={dashboard_port}"]  # fmt: skip
 
@@ -216,9 +219,3 @@ class RayProcess:
     def tail(self, lines: int = 12) -> str:
         """The last lines of Ray's own output, for a message that says why it did not start."""
         return "\n".join(foreign.tail(self.log).splitlines()[-lines:])
-
-    async def stop(self, timeout_s: float) -> None:
-        """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after
-        `timeout_s`.
-        """
-        await self.process.end(timeout_s)

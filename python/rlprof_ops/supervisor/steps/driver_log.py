@@ -34,12 +34,11 @@ _MOST_BEHIND = 64 << 20  # of what was printed before we began
 _MOST_STEP = 1 << 31
 _LINE_ENDS = re.compile(rb"[\r\n]")  # a progress bar returns the carriage
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RULE, _LOG, _PID = "--rule=", "--log=", "--driver="
 
 
 def words_of(rule: StepsFrom, log: Path, driver: int) -> list[str]:
     """The words after the module's name. `driver`: the pid whose steps these are."""
-    return [f"{_RULE}{json.dumps(rule.to_dict())}", f"{_LOG}{log}", f"{_PID}{driver}"]
+    return [json.dumps(rule.to_dict()), str(log), str(driver)]
 
 
 class TooSlow(Exception):
@@ -274,16 +273,16 @@ class LogReader:
 
 def main() -> int:
     """Follow until SIGTERM."""
-    given = {word.partition("=")[0] + "=": word.partition("=")[2] for word in sys.argv[1:]}
+    text, log, driver = sys.argv[1:]
 
     def say(text: str) -> None:
         print(json.dumps({"say": text}), flush=True)
 
-    rule = parse_rule(json.loads(given[_RULE]), lambda key, text: say(f"steps_from: {text}"))
+    rule = parse_rule(json.loads(text), lambda key, wrong: say(f"steps_from: {wrong}"))
     if rule is None:  # of a request that another Python has checked
         signal.pause()
         return 0
-    follower = LogReader(rule, Path(given[_LOG]), int(given[_PID]), say)
+    follower = LogReader(rule, Path(log), int(driver), say)
 
     def end(*_: object) -> None:
         follower.ended = True

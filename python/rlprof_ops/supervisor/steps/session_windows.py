@@ -21,8 +21,7 @@ from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
-from rlprof_ops.supervisor.steps import left_open
-from rlprof_ops.supervisor.steps.watched_session import WatchedSession
+from rlprof_ops.supervisor.steps.watched_session import WatchedSession, has_events, read_left
 from rlprof_ops.window import output_dir
 from rlprof_ops.window.captures import ProcessCapture
 from rlprof_ops.window.gate import OpenWindow
@@ -48,8 +47,7 @@ class Windows:
         self._names_the_driver = by_log or any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
         self._watched: dict[str, WatchedSession] = {}
-        self._asked_now: dict[tuple[str, str], ProcessCapture] = {}  # open, by session and who asks
-        self._phased: dict[str, tuple[Session, tuple[CaptureSpec, ...]]] = {}  # whose process is to open them
+        self._theirs: dict[str, ProcessCapture] = {}  # open by their trainer's calls, by session
         self._step = 0
         self._closed = False
         self._wanted: list[CaptureRequest] = []
@@ -85,10 +83,10 @@ class Windows:
         self._step = step
         await self._look()
         for session in await asyncio.to_thread(session_file.read_all, self._node_dir, ended=True):
-            if session.name not in self._watched and left_open.has_events(self._node_dir, session):
+            if session.name not in self._watched and has_events(self._node_dir, session):
                 self._watch(session)
         for watched in self._watched.values():
-            left = await asyncio.to_thread(left_open.read, watched.events.path)
+            left = await asyncio.to_thread(read_left, watched.events.path)
             capture = watched.take_over(left, step)
             if capture is None or left.window is None:
                 continue
@@ -97,7 +95,7 @@ class Windows:
             if asked_by not in (None, TRAINER) if stop is None else stop <= step:
                 watched.run(capture.gate.close, False)
             elif asked_by == TRAINER:
-                self._asked_now[watched.session.name, asked_by] = capture
+                self._theirs[watched.session.name] = capture
         if running:
             await self.begin(step, late=True)
         else:
@@ -175,46 +173,44 @@ class Windows:
         sessions = await asyncio.to_thread(session_file.read_all, self._node_dir, ended=True)
         for session in filter(lambda session: ended or session.lives, sessions):
             known = self._watched.get(session.name)
-            if session.gate != "supervisor" or (known is not None and known.session == session):
+            if known is not None and (known.session == session or known.captures.any_open):
                 continue
-            if known is not None and known.captures.any_open:
-                continue
-            if session.worker == DRIVER and not self._names_the_driver:
-                continue  # no adapter has given it a name: COMMAND only waits for the actors it created
-            wanted = self._request.for_worker(session.worker, session.rank)
-            wanted = tuple(spec for spec in wanted if _is_ours(spec))
-            if wanted and wanted[0].each == "phase":  # one process, one mode
-                self._phased[session.name] = session, wanted
-            elif wanted:
+            wanted = self._asked_of(session)
+            if wanted and wanted[0].each != "phase":  # one process, one mode
                 self._watch(session, wanted).reach(self._step if session.lives else session.began)
-        gone = {session.name for session in sessions if session.gate != "supervisor"}
-        for name in gone:
-            self._watched.pop(name, None)
-            self._phased.pop(name, None)
+        for session in sessions:
+            if session.gate != "supervisor":
+                self._watched.pop(session.name, None)
 
-    def _asks_for_phases(self, session: Session) -> bool:
-        wanted = self._request.for_worker(session.worker, session.rank) if self._request else ()
-        return any(_is_ours(spec) and spec.each == "phase" for spec in wanted)
+    def _asked_of(self, session: Session) -> tuple[CaptureSpec, ...]:
+        """What the request asks of a session whose process opens no windows itself. COMMAND only waits for
+        the actors it created, where no adapter has given it a name.
+        """
+        if session.gate != "supervisor" or (session.worker == DRIVER and not self._names_the_driver):
+            return ()
+        return tuple(filter(_is_ours, self._request.for_worker(session.worker, session.rank)))
 
     def _fail_phases(self) -> None:
         """Say of phases' windows whose process has opened none why that is."""
-        for session, specs in self._phased.values():
-            watched = self._watched.get(session.name) or self._watch(session)
-            for capture in map(watched.captures.add, specs):
-                for window in capture.spec.windows():
-                    if window.start <= self._step:
-                        capture.delivery.failed(OpenWindow(window), capture.impossible)
+        for session in session_file.read_all(self._node_dir, ended=True):
+            for spec in self._asked_of(session):
+                if spec.each == "phase":
+                    watched = self._watched.get(session.name) or self._watch(session)
+                    capture = watched.captures.add(spec)
+                    for window in spec.windows():
+                        if window.start <= self._step:
+                            capture.delivery.failed(OpenWindow(window), capture.impossible)
 
     # ---- windows that somebody else asks for
 
-    async def ask(
-        self, name: str, what: str, asked_by: str = TRAINER, spec: CaptureSpec | None = None
-    ) -> bool:
-        """Start or stop a window of one session now: the trainer's own profiler calls, `rlprof capture`."""
+    async def ask(self, name: str, what: str) -> bool:
+        """Start or stop a window of one session now: the trainer's own profiler calls."""
         path = self._node_dir / session_file.FOLDER / f"{name}.json"
         session = await asyncio.to_thread(session_file.read, path)
-        if session is not None and session.gate == "process" and self._asks_for_phases(session):
-            return True  # its trainer's calls fall into windows that the process opens itself
+        if session is not None and session.gate == "process":
+            specs = self._request.for_worker(session.worker, session.rank) if self._request else ()
+            if any(_is_ours(each) and each.each == "phase" for each in specs):
+                return True  # its trainer's calls fall into windows that the process opens itself
         watched = self._watched.get(name)
         if watched is None:
             if session is None or self._closed:
@@ -223,19 +219,19 @@ class Windows:
         if self._closed:
             return what == "stop"
         if what == "stop":
-            if opened := self._asked_now.pop((name, asked_by), None):
+            if opened := self._theirs.pop(name, None):
                 watched.run(watched.close_now, opened)
             return True
         covered = await watched.run(lambda: watched.captures.any_open)  # not by one that is being closed
-        if covered or (name, asked_by) in self._asked_now:
+        if covered or name in self._theirs:
             return True
         watched.asked += 1
         step = self._step or watched.asked  # a trainer whose steps nobody tells: its windows are counted
-        asked = spec or CaptureSpec(workers=(watched.session.worker,))
-        opened = self._asked_now[name, asked_by] = watched.captures.add(asked, (), asked_by, timed=True)
+        asked = CaptureSpec(workers=(watched.session.worker,))
+        opened = self._theirs[name] = watched.captures.add(asked, (), TRAINER, timed=True)
         await watched.run(watched.open_now, opened, Window(step, None))
-        if opened.gate.current is None and self._asked_now.get((name, asked_by)) is opened:
-            del self._asked_now[name, asked_by]
+        if opened.gate.current is None and self._theirs.get(name) is opened:
+            del self._theirs[name]
             return False
         return True
 

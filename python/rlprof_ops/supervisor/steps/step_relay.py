@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,10 +237,14 @@ class StepRelay:
     async def apply(self, message: Message) -> None:
         """What every node does with a message that comes from the head."""
         if isinstance(message, StepBegan):
-            self._store(ClockState(message.step, message.t_ns, True, self._state.asked))
+            asked, since_ns = self._state.asked, time.monotonic_ns()
+            self._store(ClockState(message.step, message.t_ns, True, asked, since_ns))
             self._do(self._open(message))
         elif isinstance(message, PhaseBegan):
             self._windows.phase(message.step, message.name)
+            if self._state.step == message.step and message.name not in self._state.phases:
+                phases = {**self._state.phases, message.name: time.monotonic_ns()}
+                self._store(replace(self._state, phases=phases))
         elif isinstance(message, StepEnded):
             if self._state.step == message.step:
                 self._store(replace(self._state, running=False))

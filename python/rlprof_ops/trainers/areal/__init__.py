@@ -3,6 +3,7 @@
 FOLLOWS = (
     "areal",
     "areal.trainer.dpo_trainer",
+    "areal.trainer.ppo.actor",
     "areal.trainer.rl_trainer",
     "areal.trainer.rw_trainer",
     "areal.trainer.sft_trainer",

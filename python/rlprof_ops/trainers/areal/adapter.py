@@ -19,6 +19,7 @@ from typing import Any
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers import sample_versions
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, decorated_tasks
 
 TRAINER = "AReaL"
@@ -59,6 +60,8 @@ def install(name: str, module: ModuleType) -> None:
     if name == "areal":
         add_rule(role_of)
         expect(module, "utils.stats_tracker", "utils.perf_tracer", "trainer.rl_trainer")
+    elif name == "areal.trainer.ppo.actor":
+        follow(attribute(module, "PPOActor"), "_ppo_update", Watch(TRAINER, _trained))
     elif name == "areal.utils.perf_tracer":
         follow(module, "trace_perf", decorated_tasks(TRAINER))
     elif name == "areal.utils.stats_tracker":
@@ -105,6 +108,18 @@ def _turn_ends(*_: object, **__: object) -> bool:
 
 def _turn_ended(*_: object) -> None:
     _LOOP.end_step()
+
+
+def _trained(actor: Any, data: Any, *_: object, **__: object) -> None:
+    """One rank's share of a batch: `versions` has the version that made each token, -1 of a prompt's."""
+    versions, engine = data.get("versions"), actor.engine
+    if versions is None or not engine.is_data_parallel_head():
+        return
+    current = engine.get_version()
+    lasts = versions.amax(-1)
+    firsts = versions.masked_fill(versions < 0, current).amin(-1)
+    made = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    sample_versions.trained(current + 1, current, (each for each in made if each[1] >= 0))
 
 
 def _timer_begins(_: object, key: str, *__: object, **___: object) -> Any:

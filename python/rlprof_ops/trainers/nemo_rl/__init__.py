@@ -1,4 +1,9 @@
 """NeMo RL."""
 
-FOLLOWS = ("nemo_rl", "nemo_rl.utils.nsys", "nemo_rl.utils.timer")
+FOLLOWS = (
+    "nemo_rl",
+    "nemo_rl.algorithms.async_utils.replay_buffer",
+    "nemo_rl.utils.nsys",
+    "nemo_rl.utils.timer",
+)
 FRAMEWORKS = ("nemo_rl",)

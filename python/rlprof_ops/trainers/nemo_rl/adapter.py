@@ -12,11 +12,21 @@ import atexit
 import re
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
-from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.hooks import (
+    Intercept,
+    UnknownShape,
+    Watch,
+    attribute,
+    caller_locals,
+    expect,
+    follow,
+    safely,
+)
 from rlprof_ops.runtime.process.worker_identity import DRIVER
+from rlprof_ops.trainers import sample_versions
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
 _STEP = "total_step_time"
@@ -91,9 +101,44 @@ def install(name: str, module: ModuleType) -> None:
         follow(timer, "stop", Watch("NeMo RL", _stops))
         follow(timer, "start", Watch("NeMo RL", _starts, _started))
         follow(timer, "time", Watch("NeMo RL", _times))
+    elif name == "nemo_rl.algorithms.async_utils.replay_buffer":
+        hook = Intercept("NeMo RL", _samples, _sampled)
+        follow(attribute(module, "ReplayBufferImpl"), "sample", hook)
     elif name == "nemo_rl.utils.nsys":
         follow(module, "wrap_with_nvtx_name", decorated_tasks("NeMo RL"))
         follow(module, "maybe_gpu_profile_step", Watch("NeMo RL", _step_begins))
+
+
+class _Buffer:
+    """The version that each trajectory of a replay buffer was made with, before some are taken out."""
+
+    versions: ClassVar[dict[int, int]] = {}
+
+
+def _samples(arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
+    buffer = arguments[0]
+    pairs = zip(buffer.trajectories, buffer.trajectory_versions, strict=True)
+    _Buffer.versions = {id(trajectory): version for trajectory, version in pairs}
+
+
+def _sampled(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    safely("NeMo RL", _trained, result, *arguments, **named)
+    return result
+
+
+def _trained(
+    result: Any,
+    _: Any,
+    num_prompt_groups: int,
+    current_weight_version: int,
+    *__: object,
+    **___: object,
+) -> None:
+    """Its version is the number of updates before the step."""
+    versions, _Buffer.versions = _Buffer.versions, {}
+    taken = [versions[id(each)] for each in (result or {}).get("trajectories", ())]
+    made = [(version, version) for version in taken]
+    sample_versions.trained(current_weight_version + 1, current_weight_version, made, unit="prompt groups")
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:

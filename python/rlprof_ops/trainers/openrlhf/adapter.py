@@ -28,6 +28,7 @@ _CLASSES = {
     "ReferenceModelActor": "ref",
     "RewardModelActor": "reward_model",
     "RolloutRayActor": "rollout",
+    "LLMRayActor": "rollout",  # until OpenRLHF 0.10.1
     "PPOTrainerAsync": "ppo_trainer_async",
     "VLLMLock": "vllm_lock",
 }
@@ -43,7 +44,7 @@ def install(name: str, module: ModuleType) -> None:
     if name == "openrlhf":
         add_rule(role_of)
         add_helpers(*_HELPERS)
-        expect(module, "trainer.ppo_trainer", "trainer.ppo_utils.samples_generator", "trainer.ray.launcher")
+        expect(module, "trainer.ppo_trainer", "trainer.ppo_utils.experience_maker", "trainer.ray.launcher")
     elif name == "openrlhf.trainer.ppo_trainer":
         trainer = attribute(module, "BasePPOTrainer")
         for method in _METHODS:
@@ -51,9 +52,10 @@ def install(name: str, module: ModuleType) -> None:
         follow(trainer, "__init__", Watch(TRAINER, _trainer_is_made))
     elif name == "openrlhf.trainer.ppo_utils.experience_maker":
         follow(attribute(module, "RemoteExperienceMaker"), "make_experience_batch", _phase("make_experience"))
+        if hasattr(module, "SamplesGenerator"):  # until OpenRLHF 0.9.8
+            _follow_generation(module)
     elif name == "openrlhf.trainer.ppo_utils.samples_generator":
-        hook = Watch(TRAINER, _generation_begins)
-        follow(attribute(module, "SamplesGenerator"), "generate_samples", hook)
+        _follow_generation(module)
     elif name == "openrlhf.trainer.ray.launcher":
         follow(attribute(module, "BaseModelActor"), "execute_batch", Watch(TRAINER, _batch_begins))
     elif name == "openrlhf.trainer.ray.ppo_actor":
@@ -62,6 +64,10 @@ def install(name: str, module: ModuleType) -> None:
         follow(trainer, "broadcast_to_vllm", task(TRAINER, "broadcast_to_vllm"))
     elif name == "openrlhf.trainer.ray.ppo_critic":
         follow(attribute(module, "CriticPPOTrainer"), "ppo_train", task(TRAINER, "critic_train"))
+
+
+def _follow_generation(module: ModuleType) -> None:
+    follow(attribute(module, "SamplesGenerator"), "generate_samples", Watch(TRAINER, _generation_begins))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:

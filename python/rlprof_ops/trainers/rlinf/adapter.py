@@ -31,6 +31,7 @@ from rlprof_ops.runtime.process.hooks import (
     safely,
 )
 from rlprof_ops.runtime.process.worker_identity import DRIVER
+from rlprof_ops.runtime.trainer_request import request_of
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
 _STEP = "step"
@@ -106,6 +107,8 @@ def install(name: str, module: ModuleType) -> None:
         follow(attribute(module, "WorkerGroupFunc"), "__call__", Watch("RLinf", _group_function))
     elif name == "rlinf.scheduler.cluster.cluster":
         owner = attribute(module, "Cluster")
+        if not {"modify_profile_context", "get_profiling_env_vars_for_worker"} & set(dir(owner)):
+            return  # RLinf 0.2 has no profiling of its own
         theirs = inspect.signature(attribute(owner, "modify_profile_context").__func__)
         if not {"python_interpreter_path", "worker_name", "profiling_cfg"} <= set(theirs.parameters):
             raise UnknownShape(f"Cluster.modify_profile_context takes {', '.join(theirs.parameters)}")
@@ -162,24 +165,17 @@ def _ask(config: Any) -> None:
         return
     _RUNNER.asked = True
     from rlprof_ops.runtime import step_clock
-    from rlprof_ops.runtime.process import actor_labels
     from rlprof_ops.trainers.rlinf.import_config import request_of
 
     request = request_of(config)
     if request and step_clock.tell_request(request.to_json()):
         os.environ[env_names.REQUEST_JSON] = request.to_json()
-        actor_labels.forget_request()
 
 
 def _is_wrapped(worker: str) -> bool:
     """Whether the request selects `<group>:<rank>` for a profiler that has to start it: our plugin does."""
-    text = os.environ.get(env_names.REQUEST_JSON)
-    if not text:
-        return False
-    from rlprof_ops.request import request_from_json
-
-    group, _, rank = worker.partition(":")
-    specs = request_from_json(text).for_worker(group, int(rank.partition(":")[0] or 0))
+    request, (group, _, rank) = request_of(os.environ), worker.partition(":")
+    specs = request.for_worker(group, int(rank.partition(":")[0] or 0)) if request else ()
     return any(backends.wraps(spec.backend) for spec in specs)
 
 

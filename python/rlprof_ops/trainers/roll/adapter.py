@@ -14,10 +14,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
 TRAINER = "ROLL"
-CONTROLLER = "controller"
 _STEPS = ("step_total", "pipeline_step_total", "step_train", "rollout")
 _COUNTS_FROM_1 = "roll.pipeline.distill."
 # They hand requests and data on; by the names that Ray's actors of these classes get.

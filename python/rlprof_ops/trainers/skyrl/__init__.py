@@ -5,6 +5,7 @@ FOLLOWS = (
     "skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker",
     "skyrl.backends.skyrl_train.workers.megatron.megatron_worker",
     "skyrl.backends.skyrl_train.workers.worker",
+    "skyrl.train.fully_async_trainer",
     "skyrl.train.utils.utils",
 )
 PHASES = {

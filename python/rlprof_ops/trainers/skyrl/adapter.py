@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers import sample_versions
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, task
 
 TRAINER = "SkyRL"
@@ -29,6 +30,7 @@ _KINDS = (
     (re.compile(r"VLLMServerActor"), ("inference_engine", None)),
     (re.compile(r"InfoActor|RegistryActor"), NOBODY),  # asks for a GPU's number; keeps functions by name
 )
+_CONVERTS = "convert_generation_group_mini_batch_to_training_input"
 _SENDS = "broadcast_to_inference_engines"
 # Module of workers -> class -> its work. FSDP's worker runs the work of its base class.
 _WORK: dict[str, dict[str, tuple[str, ...]]] = {
@@ -112,6 +114,8 @@ def install(name: str, module: ModuleType) -> None:
         for begin, end in (("__enter__", "__exit__"), ("__aenter__", "__aexit__")):
             follow(timer, end, Watch(TRAINER, _timer_ends, _timer_ended))
             follow(timer, begin, Watch(TRAINER, _timer_begins))
+    elif name == "skyrl.train.fully_async_trainer":
+        follow(attribute(module, "FullyAsyncRayPPOTrainer"), _CONVERTS, Watch(TRAINER, _trained))
     else:
         for cls, functions in _WORK[name.removeprefix("skyrl.backends.skyrl_train.")].items():
             [role] = (role.removesuffix("worker") for kind, (role, _) in _KINDS if kind.match(cls))
@@ -127,6 +131,12 @@ def role_of(actor: NewActor) -> tuple[str, int | None] | None:
         name for module, name in ((actor.module, actor.class_name), *bases) if module.startswith("skyrl.")
     ]
     return next((role for name in names for kind, role in _KINDS if kind.match(name)), None)
+
+
+def _trained(trainer: Any, cur_generation_group_mini_batch: Any, *_: object, **__: object) -> None:
+    """Its version is the step in which a group's generation began."""
+    made = [(group.global_step_when_scheduled,) * 2 for group in cur_generation_group_mini_batch]
+    sample_versions.trained(trainer.global_step, trainer.global_step, made, unit="prompt groups")
 
 
 def _timer_begins(timer: Any, *_: object, **__: object) -> None:

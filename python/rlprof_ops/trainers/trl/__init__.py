@@ -1,3 +1,3 @@
 """TRL, and any `transformers.Trainer`."""
 
-FOLLOWS = ("trl", "trl.extras.profiling", "transformers.trainer_callback")
+FOLLOWS = ("trl", "trl.extras.profiling", "transformers.trainer", "transformers.trainer_callback")

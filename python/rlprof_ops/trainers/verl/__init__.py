@@ -2,7 +2,9 @@
 
 FOLLOWS = (
     "verl",
+    "verl.experimental.fully_async_policy.detach_utils",
     "verl.single_controller.ray.base",
+    "verl.trainer.ppo.v1.trainer_base",
     "verl.utils.profiler.performance",
     "verl.utils.profiler.profile",
     "verl.workers.engine_workers",

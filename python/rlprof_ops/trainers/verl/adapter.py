@@ -20,8 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
-from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow
+from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow, safely
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers import sample_versions
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, begin_task, decorated_tasks, task
 
 _CLASSES = {
@@ -140,9 +141,14 @@ def install(name: str, module: ModuleType) -> None:
         follow(module, "create_colocated_worker_cls", _COLOCATED)
         if hasattr(module, "create_colocated_worker_cls_fused"):
             follow(module, "create_colocated_worker_cls_fused", _COLOCATED)
+    elif name == "verl.trainer.ppo.v1.trainer_base":
+        follow(attribute(module, "PPOTrainer"), "_compute_metrics", Watch("verl", _trained))
+    elif name == "verl.experimental.fully_async_policy.detach_utils":
+        follow(module, "assemble_batch_from_rollout_samples", Intercept("verl", finish=_assembled))
     elif name == "verl.workers.engine_workers":
-        hook = task("verl", "update_weights")
-        follow(attribute(module, "ActorRolloutRefWorker"), "update_weights", hook)
+        worker = attribute(module, "ActorRolloutRefWorker")
+        sends = "update_weights" if hasattr(worker, "update_weights") else "wake_up"  # verl 0.7.0
+        follow(worker, sends, task("verl", "update_weights"))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -177,6 +183,28 @@ def _note_roles(made: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     role = next((name for part, name in _ROLES for key in keys if part in key), "_".join(keys))
     _STATE.roles[made.cls.__ray_metadata__.modified_class] = role
     return made
+
+
+def _trained(_: Any, batch: Any, *__: object, global_steps: int, **___: object) -> None:
+    """V1: its version is the number of updates before the step (`trajectory_staleness`, trainer_base.py)."""
+    tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
+    made = [(tag["min_global_steps"], tag["max_global_steps"]) for tag in tags]
+    sample_versions.trained(global_steps, global_steps - 1, made)
+
+
+def _assembled(batch: Any, _: object, __: object) -> Any:
+    """The fully asynchronous trainer has put a mini-step's batch together."""
+    trainer = _STATE.trainer() if _STATE.trainer is not None else None
+    safely("verl", _trained_on, trainer, batch)
+    return batch
+
+
+def _trained_on(trainer: Any, batch: Any) -> None:
+    version = _version(trainer)
+    if version is not None:
+        told = batch.non_tensor_batch
+        made = zip(told["min_global_steps"], told["max_global_steps"], strict=True)
+        sample_versions.trained(version, version - 1, made)
 
 
 def _timer_begins(name: str, *_: object, **__: object) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.hydra import dig, is_interpolation
 from rlprof_ops.trainers.verl.chosen import WORKER_DEFAULTS
 
@@ -96,7 +97,7 @@ class Reading:
         found = self.options(*path)
         if not common.get("steps") or all(CONTROLLER_DEFAULTS.get(k) == v for k, v in found.items()):
             return []
-        return [{**common, "workers": ["controller"], "options": found}]
+        return [{**common, "workers": [CONTROLLER], "options": found}]
 
     def beside(self) -> None:
         """What stands in a configuration near profiling and is none of a request's."""

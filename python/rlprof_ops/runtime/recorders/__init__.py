@@ -1,1 +1,0 @@
-"""One module a way to record a window: nsys, torch, memory, rocprof-sys."""

@@ -1,0 +1,15 @@
+"""Lightning, under both of its names."""
+
+FOLLOWS = tuple(
+    f"{root}.{module}"
+    for root in ("lightning.pytorch", "pytorch_lightning")
+    for module in (
+        "core.module",
+        "core.optimizer",
+        "loops.evaluation_loop",
+        "loops.optimization.automatic",
+        "loops.optimization.manual",
+        "loops.training_epoch_loop",
+        "trainer.call",
+    )
+)

@@ -1,0 +1,29 @@
+"""How long before its time `nsys start` is called for a window inside a step, and since when that holds
+something.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.nsys_stand_in import answering_nsys
+
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+
+
+@pytest.mark.parametrize(("takes_s", "least"), [(0.0, 0.45), (0.6, 0.45), (1.2, 0.9), (2.2, 1.5)])
+def test_the_next_window_begins_as_early_as_the_last_one_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes_s: float, least: float
+) -> None:
+    monkeypatch.setenv("RLPROF_NSYS", str(answering_nsys(tmp_path, start=f"sleep {takes_s}")))
+    recorder = NsysSessionRecorder("s", SimpleNamespace(options={"t": "nvtx"}, flags=()))
+    assert recorder.lead_s == 0.45
+    called_s = time.monotonic()
+    recorder.open(tmp_path / "a.nsys-rep")
+    returned_s = time.monotonic()
+    assert least <= recorder.lead_s <= min(1.5, max(0.45, 0.75 * (returned_s - called_s)))
+    # not since the pause that whole steps wait for
+    assert called_s + takes_s <= recorder.collects_s <= returned_s - 0.2

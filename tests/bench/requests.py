@@ -1,0 +1,102 @@
+"""What a recorded request costs the process that makes an engine's outputs, in pairs: hooks on, and off.
+
+An engine with the interface of vLLM's OutputProcessor and no work of its own runs 256 requests at a time,
+one token a pass; --prompt is the number of tokens of a prompt. CPU time of the process, the writing thread
+included: a pass of 256 requests while none waits for its first token, a pass while one does, and a request
+beside that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from tests.bench.harness import Run, by_turns, environment, ratio, spend
+
+QUICK = {"pairs": 1, "requests": 512, "tokens": 20, "prompt": 50}
+AT_A_TIME = 256
+ENGINE = """
+import json, sys, time
+from types import ModuleType, SimpleNamespace as Of
+
+class OutputProcessor:
+    def __init__(self):
+        self.request_states = {}
+    def add_request(self, request, prompt, parent_req=None, request_index=0, queue=None):
+        self.request_states[request.request_id] = Of(
+            external_req_id=request.external_req_id, prompt_len=len(prompt), prompt_token_ids=prompt,
+            detokenizer=tokens, parent_req=None, stats=None)
+    def process_outputs(self, engine_core_outputs, engine_core_timestamp=None, iteration_stats=None):
+        for output in engine_core_outputs:
+            if output.finish_reason is not None:
+                self.request_states.pop(output.request_id)
+        return engine_core_outputs
+    def abort_requests(self, request_ids, internal):
+        return []
+
+side, count, length, prompt_length, at_a_time = sys.argv[1], *map(int, sys.argv[2:])
+tokens = Of(num_output_tokens=lambda: length, output_token_ids=list(range(length)))
+asked = [list(range(n, n + prompt_length)) for n in range(at_a_time)]
+module = ModuleType("vllm.v1.engine.output_processor")
+module.OutputProcessor = OutputProcessor
+if side == "on":
+    from rlprof_ops.trainers.vllm import adapter
+    adapter.install(module.__name__, module)
+engine = OutputProcessor()
+
+def batch(names):
+    for name, prompt in zip(names, asked):
+        engine.add_request(Of(request_id=name, external_req_id=name, arrival_time=time.time()), prompt)
+    running = [Of(request_id=name, finish_reason=None) for name in names]
+    ended = [Of(request_id=name, finish_reason="length") for name in names]
+    engine.process_outputs(running, time.monotonic())
+    return running, ended
+
+def spent(call, times):
+    began = time.process_time()
+    for _ in range(times):
+        call()
+    return time.process_time() - began
+
+began = time.process_time()
+passes = 0.0
+for first in range(0, count, at_a_time):
+    running, ended = batch([f"request-{n:08d}" for n in range(first, first + at_a_time)])
+    passes += spent(lambda: engine.process_outputs(running, time.monotonic()), length)
+    for n, one in enumerate(ended):  # each ends in a pass of its own, as uneven ones do
+        engine.process_outputs([one, *running[n + 1 :]], time.monotonic())
+if side == "on":
+    from rlprof_ops.trainers.vllm import finished_requests
+    finished_requests._PROCESS.log.flush()
+whole = time.process_time() - began
+rounds = -(-count // at_a_time)
+engine.add_request(Of(request_id="waits", external_req_id="waits", arrival_time=time.time()), [])
+waiting = spent(lambda: engine.process_outputs(running, time.monotonic()), 2000)
+print(json.dumps({"pass_us": passes / (rounds * length) * 1e6, "waiting_us": waiting / 2000 * 1e6,
+                  "request_us": (whole - passes) / count * 1e6}))
+"""
+
+
+def measure(side: str, requests: int, tokens: int, prompt: int) -> dict[str, float]:
+    """Microseconds of a pass and of a request, on one side."""
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = [str(number) for number in (requests, tokens, prompt, AT_A_TIME)]
+        env = environment({"RLPROF_NODE_DIR": folder})
+        said = spend([sys.executable, "-c", ENGINE, side, *numbers], env).output
+        if side == "on":
+            [path] = Path(folder, "requests").iterdir()
+            assert len(path.read_text().splitlines()) == requests + 1
+    return json.loads(said.splitlines()[-1])
+
+
+def bench(run: Run, *, pairs: int = 7, requests: int = 20_480, tokens: int = 200, prompt: int = 1000) -> None:
+    sides = {side: lambda side=side: measure(side, requests, tokens, prompt) for side in ("off", "on")}
+    found = by_turns(sides, pairs)
+    run.head("CPU, microseconds", "off     ", "on      ", "more    ", "on / off, its quartiles")
+    for name in ("pass_us", "waiting_us", "request_us"):
+        off, on = ([each[name] for each in found[side]] for side in ("off", "on"))
+        numbers = (median(off), median(on), median(on) - median(off))
+        run.row(name, *(f"{number:.2f}" for number in numbers), ratio(on, off)[1])

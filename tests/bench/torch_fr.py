@@ -1,0 +1,78 @@
+"""What PyTorch's flight recorder costs two gloo ranks in a small all_reduce: as a job sets it, and off.
+
+Time of the wall and of the CPU for a call of rank 0, memory of its process, and the seconds of a dump.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from statistics import median
+
+from tests.bench.harness import Run, by_turns, environment, ratio
+
+from rlprof_ops.job.knobs import python_path
+
+NEEDS = ("torch",)
+QUICK = {"pairs": 1, "calls": 100}
+OFF = {"RLPROF_TORCH_FR": "0", "TORCH_FR_BUFFER_SIZE": "0"}
+ON: dict[str, str] = {}
+RANK = """
+import json, resource, sys, time
+import torch
+import torch.distributed as dist
+import torch._C._distributed_c10d as c10d
+
+store, rank, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+tensor = torch.ones(4)
+
+def run(count):
+    for _ in range(count):
+        dist.all_reduce(tensor)
+
+run(2500)
+began, cpu = time.perf_counter(), time.process_time()
+run(calls)
+found = {
+    "wall_us": (time.perf_counter() - began) / calls * 1e6,
+    "cpu_us": (time.process_time() - cpu) / calls * 1e6,
+    "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}
+for name in ("first_dump_s", "next_dump_s"):
+    began = time.perf_counter()
+    found["dump_kib"] = len(c10d._dump_fr_trace()) / 1024
+    found[name] = time.perf_counter() - began
+dist.barrier()
+print(json.dumps(found))
+"""
+
+
+def measure(more: dict[str, str], calls: int) -> dict[str, float]:
+    """What rank 0 says of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"RLPROF_NODE_DIR": folder, "PYTHONPATH": python_path(None), "OMP_NUM_THREADS": "1"}
+        own |= {"GLOO_SOCKET_IFNAME": "lo", **more}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, f"{folder}/store", str(rank), str(calls)],
+                env=environment(own, without=("RLPROF_", "TORCH_")),
+                stdout=subprocess.PIPE,
+            )
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=600)[0] for rank in ranks]
+    found: dict[str, float] = json.loads(said[0])
+    return found
+
+
+def bench(run: Run, *, pairs: int = 5, calls: int = 20_000) -> None:
+    found = by_turns({"off": lambda: measure(OFF, calls), "on": lambda: measure(ON, calls)}, pairs)
+    run.head("a call, a process", "off     ", "on      ", "on / off, its quartiles")
+    for name in ("cpu_us", "wall_us", "rss_mib"):
+        off, on = ([each[name] for each in found[side]] for side in ("off", "on"))
+        run.row(name, f"{median(off):.1f}", f"{median(on):.1f}", ratio(on, off)[1])
+    for name in ("first_dump_s", "next_dump_s", "dump_kib"):
+        run.row(name, "-", f"{median(each[name] for each in found['on']):.3f}", "")
