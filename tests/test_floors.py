@@ -45,7 +45,7 @@ BUDGET = {
     "trainers": 3684,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
     "runtime": 3256,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3546,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
+    "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3657,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
     "recorder": 2217,  # 1,500; who tells the steps, what stands and ends it, engines without figures
     "submit": 469,  # submit, operate and commands: 2,600

@@ -243,6 +243,24 @@ def test_the_importer_is_found(nsys):
     assert find_importer() is not None
 
 
+def test_a_report_whose_process_ended_in_moving_it_comes_home_once(node):
+    name = "policy_worker_rank0_step3-4_n1_7.nsys-rep"
+    home = node / "profiles/nsight/policy_worker/rank0"
+    home.mkdir(parents=True)
+    (home / name).write_bytes(b"another window of the same steps")
+    in_moving = node / "tmp" / name
+    in_moving.write_bytes(b"whole")
+    os.link(in_moving, home / "policy_worker_rank0_step3-4_n1_7.1.nsys-rep")
+
+    phase = drain_steps.recover(node, say=quiet)
+
+    assert not phase.failed and not in_moving.exists()
+    assert {path.name: path.read_bytes() for path in home.iterdir()} == {
+        name: b"another window of the same steps",
+        "policy_worker_rank0_step3-4_n1_7.1.nsys-rep": b"whole",
+    }
+
+
 def test_without_nsys_there_is_nothing_to_close(node, monkeypatch):
     monkeypatch.setenv("RLPROF_NSYS", "/nowhere/nsys")
     assert drain_steps.close_windows(node, JOB, say=quiet).done == ()

@@ -117,9 +117,16 @@ class _Recovery:
             try:
                 self._tree.rename(report, free, replace=False)
             except FileExistsError:
-                continue
+                if not self._half_moved(report, free):
+                    continue
+                self._tree.unlink(report)
             self._done.append(free)
             return
+
+    def _half_moved(self, report: str, target: str) -> bool:
+        """Whether both are one file: its process ended between linking it and taking the old name."""
+        here, there = self._tree.stat(report), self._tree.stat(target)
+        return here is not None and there is not None and os.path.samestat(here, there)
 
     def _window_of(self, report: str, until: float) -> tuple[ProcessLog, WindowEvent] | None:
         budget_s = until - time.monotonic()
