@@ -57,7 +57,7 @@ path = run / job_state.NAME
 state = state_relay.StateFile(path, BackgroundWriter(), ProfileRequest(), "127.0.0.1:1", lambda: 0)
 
 def tell(node, rows, steps):
-    state.hear(f"n{node}", state_relay.StateTold(json.dumps([rows, steps])))
+    state.receive(f"n{node}", state_relay.StateTold(json.dumps([rows, steps])))
 
 async def nobody(asked): pass
 

@@ -39,7 +39,7 @@ def node_of(
     **knobs: str,
 ) -> Node:
     """`environment` and `sessions`: instead of the node's own."""
-    never: Any = SimpleNamespace(given=None, cause=None, told=lambda before: asyncio.sleep(600))
+    never: Any = SimpleNamespace(given=None, cause=None, raise_when_given=lambda before: asyncio.sleep(600))
     name = "head" if place.is_head else place.node
     journal = Journal(
         place.run.logs / f"{name}.log", place.node, time.time(), place.folder.logs / "supervisor.log"

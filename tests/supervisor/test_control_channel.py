@@ -60,11 +60,11 @@ def test_a_node_joins_talks_listens_and_is_missed():
         head, port, heard = await head_with("secret")
         node = await join(port, "secret")
         await heard.until("n2", Joined)
-        await node.tell(RayUp())
+        await node.send(RayUp())
         await heard.until("n2", RayUp)
         orders: list = []
         listening = asyncio.create_task(node.listen(orders.append))
-        await head.tell(Drain(3.0, "signal"))
+        await head.send(Drain(3.0, "signal"))
         for _ in range(100):
             if orders:
                 break
@@ -176,7 +176,7 @@ def test_a_visitor_with_the_token_is_heard_and_is_no_node():
         assert not await visit("127.0.0.1", port, "guess", request, 5)
         assert not await visit("127.0.0.1", free_port(), "secret", request, 5)
         assert asked == [request, request] and not heard
-        await head.tell(RayUp())  # nobody to tell
+        await head.send(RayUp())  # nobody to tell
         await head.close()
 
     asyncio.run(scene())
@@ -210,7 +210,7 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
 
         async def tell_all() -> None:
             for _ in range(400):
-                await head.tell(CaptureAsked("x" * 50_000))
+                await head.send(CaptureAsked("x" * 50_000))
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(tell_all(), 20)
@@ -316,7 +316,7 @@ def test_a_long_line_of_a_node_arrives_whole():
         head, port, heard = await head_with("secret")
         node = await join(port, "secret")
         for size in (10, 200_000, 900_000, 3):
-            await node.tell(Ending("x" * size))
+            await node.send(Ending("x" * size))
         for _ in range(200):
             if len(heard) == 5:
                 break

@@ -53,8 +53,8 @@ def test_it_ends_the_start_unless_the_node_has_said_more_itself_or_may_be_missin
     other = head(tmp_path / "other")
     other.task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
     with pytest.raises(RlprofError, match="node n3: its task ended before the cluster was up: Exited with"):
-        asyncio.run(other.unless_told(asyncio.sleep(30)))
+        asyncio.run(other.unless_ordered(asyncio.sleep(30)))
 
     spare = head(tmp_path / "spare", RLPROF_MIN_NODES="2")
     spare.task_ended("n3", "Exited with exit code 1")
-    assert asyncio.run(spare.unless_told(asyncio.sleep(0.2, "started"))) == "started"
+    assert asyncio.run(spare.unless_ordered(asyncio.sleep(0.2, "started"))) == "started"

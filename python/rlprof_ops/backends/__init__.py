@@ -36,6 +36,7 @@ __all__ = [
     "Check",
     "Verdict",
     "Where",
+    "answering",
     "builtin",
     "every",
     "from_outside",
@@ -43,7 +44,6 @@ __all__ = [
     "is_known",
     "masks",
     "names_allowed",
-    "of_demand",
     "of_one_report",
     "of_report",
     "validate",
@@ -105,7 +105,7 @@ def wraps(name: str) -> bool:
     return is_known(name) and bool(get(name).wrap)
 
 
-def of_demand(name: str) -> str:
+def answering(name: str) -> str:
     """The backend that takes a capture on demand in this process; "auto" is the one that it was started
     under, else one that needs no start.
     """

@@ -92,19 +92,19 @@ def capture(
             f"{', '.join(deaf)} do not listen: the job was started with RLPROF_ON_DEMAND=0; set it to 1 at"
             " sbatch"
         )
-    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
-    _ask(run, demand)
+    request = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
+    _ask(run, request)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
     found: dict[TrainingProcess, CaptureOutcome] = {}
     while True:
         state = _state(run)
         waiting = [worker for worker in meant if worker not in found]
         found |= (
-            _answers_of_head(run, waiting, state, demand.id) if state else _answers(run, waiting, demand.id)
+            _answers_of_head(run, waiting, state, request.id) if state else _answers(run, waiting, request.id)
         )
         record = foreign.read_object(run / "run.json")
         found |= _of_lost_nodes(record, [worker for worker in waiting if worker not in found])
-        progress(len(found), len(meant), demand.id)
+        progress(len(found), len(meant), request.id)
         ended = _end_of(record, run)
         if len(found) == len(meant) or ended or time.monotonic() > deadline:
             break
@@ -126,9 +126,9 @@ def stacks(
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
     if not waiting:
         return
-    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, watcher.STACKS, {}, 1, None)
-    _ask(run, demand)
-    folder = run / watcher.FOLDER / f"{demand.id}.{watcher.STACKS}"
+    request = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, watcher.STACKS, {}, 1, None)
+    _ask(run, request)
+    folder = run / watcher.FOLDER / f"{request.id}.{watcher.STACKS}"
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
         time.sleep(_HEAD_POLL_S)
@@ -188,14 +188,14 @@ def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) ->
     return meant
 
 
-def _ask(run: Path, demand: watcher.CaptureRequest) -> None:
+def _ask(run: Path, request: watcher.CaptureRequest) -> None:
     """Hand a request to the job's head; leave it in the run folder where the head cannot be reached."""
     state = _state(run)
     if state is not None and state.control:
         with contextlib.suppress(UsageError, OSError):
-            if capture_relay.send(state.control, RunFolder(run).read_token(), demand):
+            if capture_relay.send(state.control, RunFolder(run).read_token(), request):
                 return
-    watcher.leave(run / watcher.FOLDER, demand)
+    watcher.leave(run / watcher.FOLDER, request)
 
 
 def _state(run: Path) -> JobState | None:

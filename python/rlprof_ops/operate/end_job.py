@@ -17,12 +17,12 @@ _KILL_S = 90.0  # Slurm's KillWait and the epilog
 
 def stop(
     job: Job,
-    patience_s: float,
+    timeout_s: float,
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Drain, wait `patience_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained",
+    """Drain, wait `timeout_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained",
     "killed".
 
     Raises UsageError for a job that Slurm does not know, RlprofError when it does not end at all.
@@ -41,12 +41,11 @@ def stop(
         return "cancelled"
     if client.signal_step(job.number, "TERM"):
         say(
-            f"job {job.id}: told to drain; windows are closed and reports come home, up to"
-            f" {limit(patience_s)}"
+            f"job {job.id}: told to drain; windows are closed and reports come home, up to {limit(timeout_s)}"
         )
-        if _wait(job.number, patience_s, sleep, clock) is not None:
+        if _wait(job.number, timeout_s, sleep, clock) is not None:
             return "drained"
-        say(f"job {job.id} has not ended within {limit(patience_s)}")
+        say(f"job {job.id} has not ended within {limit(timeout_s)}")
     say(f"job {job.id}: cancelled")
     client.cancel(known)
     if _wait(job.number, _KILL_S, sleep, clock) is None:

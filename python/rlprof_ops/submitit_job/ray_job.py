@@ -104,7 +104,7 @@ class RayJob:
             )
             env = self._environment(place, run, found)
         self._process = TaskProcess(env)
-        with self._signals(place), _end_of_submitits_patience(self._process):
+        with self._signals(place), _when_submitit_gives_up(self._process):
             self._process.wait()
         ends.code = self._process.exit_code()
         harvest = _order_harvest(place, env) if env.get("RLPROF_HARVEST_JOB") == "1" else ""
@@ -327,7 +327,7 @@ def _submitits_signal() -> signal.Signals:
 
 
 @contextlib.contextmanager
-def _end_of_submitits_patience(process: TaskProcess) -> Any:
+def _when_submitit_gives_up(process: TaskProcess) -> Any:
     """submitit raises from its handler when a job timed out too often; the job has drained by then, so it
     has a result.
     """

@@ -1,4 +1,4 @@
-"""A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes
+"""A node's part in captures on request: hands requests from the run folder to the node's workers, and takes
 their stacks.
 
 `rlprof capture` and `rlprof stacks` ask the head over the control channel, and the head tells the other
@@ -69,9 +69,9 @@ async def take(
     try:
         request = watcher.CaptureRequest.from_json(asked.request)
     except ValueError as error:
-        say(f"on demand: {error}")
+        say(f"on request: {error}")
         return None
-    say(f"on demand {request.id}: {request.backend} of {', '.join(request.workers)}")
+    say(f"on request {request.id}: {request.backend} of {', '.join(request.workers)}")
     if request.backend != watcher.STACKS:
         watcher.leave(node_dir / watcher.FOLDER, request)
         return None if request.backend == watcher.DUMPS else request
@@ -84,9 +84,9 @@ def _names(source: Path) -> set[str]:
     return {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
 
 
-def _answer_stacks(demand: watcher.CaptureRequest, run_dir: Path, node_dir: Path, node: str) -> None:
+def _answer_stacks(request: watcher.CaptureRequest, run_dir: Path, node_dir: Path, node: str) -> None:
     for log in living(read_node(node_dir / "events", node)):
-        if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
+        if CaptureSpec(workers=request.workers, ranks=request.ranks).matches(log.worker, log.rank):
             answer = {
                 "worker": log.worker,
                 "rank": log.rank,
@@ -94,7 +94,7 @@ def _answer_stacks(demand: watcher.CaptureRequest, run_dir: Path, node_dir: Path
                 "pid": log.pid,
                 "text": stacks_of(log.pid),
             }
-            place = f"{watcher.FOLDER}/{demand.id}.{watcher.STACKS}/{node}_{log.pid}.json"
+            place = f"{watcher.FOLDER}/{request.id}.{watcher.STACKS}/{node}_{log.pid}.json"
             with pinned_run(run_dir, node_dir).open() as run:  # where the waiting command looks
                 run.write_atomic(place, json.dumps(answer).encode())
 

@@ -260,7 +260,7 @@ class ControlServer:
             return None
         return joined
 
-    async def tell(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Send to every node, and wait for none: one that hangs must not keep the others from their step. A
         node that cannot take it is left to its `Lost` message.
         """
@@ -311,7 +311,7 @@ class NodeLink:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 1.0)
 
-    async def tell(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         with contextlib.suppress(OSError):
             await _send_line(self._writer, encode(message))
 

@@ -152,11 +152,11 @@ class Head:
         else:
             self.check_authentication()
             self.say_what_is_off()
-            await self.unless_told(node.run_setup())
-        await node.begin_beside(self._hear_state, self._recorded)
-        node.beside(self.state_file.keep())
+            await self.unless_ordered(node.run_setup())
+        await node.start_services(self._receive_state, self._recorded)
+        node.spawn(self.state_file.keep())
         if self._on_demand:
-            node.watch_beside(capture_relay.watch(node.place.run.path, self._capture))
+            node.spawn_watch(capture_relay.watch(node.place.run.path, self._capture))
 
     async def _ray_up(self) -> RayProcess:
         """Ray, with the nodes that the job needs. Raises RlprofError."""
@@ -166,7 +166,7 @@ class Head:
             return await node.ray.find_or_start(deadline)
         ended = asyncio.create_task(watch_ended_tasks(node.place.run.control, self.task_ended))
         try:
-            ray = await self.unless_told(self._cluster_up(deadline))
+            ray = await self.unless_ordered(self._cluster_up(deadline))
         finally:
             ended.cancel()
         state.serving = True
@@ -198,11 +198,11 @@ class Head:
             self.node.journal.note(f"{others + 1} of {len(self.node.place.nodes)} nodes are up")
         self.state_file.up(others + 1)
 
-    async def unless_told(self, work: Awaitable[_Result]) -> _Result:
+    async def unless_ordered(self, work: Awaitable[_Result]) -> _Result:
         """What `work` gives. Raises RlprofError when a node that the job needs reports a failed start,
         ToldToEnd when an order to end comes first.
         """
-        ends = [self.node.order.told("the cluster was up")]
+        ends = [self.node.order.raise_when_given("the cluster was up")]
         if not self.node.settings.number("RLPROF_MIN_NODES"):
             ends.append(self.others.fails())
         return await first_of(work, *ends)
@@ -214,8 +214,8 @@ class Head:
         node, nodes = self.node, self.node.state.nodes
         if nodes:
             self.others.expect(nodes)
-            node.beside(self._miss(nodes))
-        await node.serve_steps(self.control.tell, self.others.serving)
+            node.spawn(self._miss(nodes))
+        await node.serve_steps(self.control.send, self.others.serving)
 
     async def _miss(self, nodes: tuple[str, ...]) -> None:
         """Say which of `nodes` have not come back to this supervisor."""
@@ -252,8 +252,8 @@ class Head:
         the exit code.
         """
         node = self.node
-        node.watch_beside(node.watch_plugin())
-        node.beside(self._write_attach_file())
+        node.spawn_watch(node.watch_plugin())
+        node.spawn(self._write_attach_file())
         order = asyncio.shield(node.order.given)
         waiting: set[asyncio.Future[Any]] = {order, asyncio.ensure_future(ray.gone.wait())}
         self.driver = Driver.find(node.state) or await self._start_driver()
@@ -262,7 +262,7 @@ class Head:
         self._save_nodes()
         ended = asyncio.ensure_future(self.driver.wait()) if self.driver is not None else None
         address = f"{node.place.head_ip}:{node.place.gcs_port}"
-        node.watch_beside(node.helpers.watch_resources(address, self._note_waiting))
+        node.spawn_watch(node.helpers.watch_resources(address, self._note_waiting))
         await asyncio.wait({*waiting, *([ended] if ended else [])}, return_when=asyncio.FIRST_COMPLETED)
         driver = ended.result() if ended is not None and ended.done() else None
         if driver is None or driver in SIGNAL_EXIT.values():
@@ -316,7 +316,7 @@ class Head:
         self.node.journal.say(f"the driver waits: {text}" if text else "what the driver waited for is there")
         self.run_record.put(waiting=text)
         if self.node.recording is not None:
-            self.node.recording.hear(json.dumps({"unmet": text}))
+            self.node.recording.receive(json.dumps({"unmet": text}))
 
     def _cause(self, ray: RayProcess, driver: int | None) -> tuple[EndCause, int]:
         order, journal = self.node.order.cause, self.node.journal
@@ -337,7 +337,7 @@ class Head:
     async def order(self, message: Message) -> None:
         """Tell every node, and those that join again."""
         self._orders.append(message)
-        await self.control.tell(message)
+        await self.control.send(message)
 
     def take_request(self, request: ProfileRequest) -> None:
         """Go by the trainer's own request."""
@@ -356,13 +356,13 @@ class Head:
         """Take what node `name` says."""
         node = self.node
         if node.relay is not None and isinstance(message, (StepMessage, Lost)):
-            node.relay.hear(name, message)
+            node.relay.receive(name, message)
         if isinstance(message, Recorded):
             if node.recording is not None:
-                node.recording.hear(message.news)
+                node.recording.receive(message.news)
             return
         if isinstance(message, StateTold):
-            self.state_file.hear(name, message)
+            self.state_file.receive(name, message)
             return
         self.others.receive(name, message)
         if isinstance(message, Joined):
@@ -380,11 +380,11 @@ class Head:
             self.node.journal.say(f"node {name} is back: its supervisor has joined again")
             self.run_record.lost(*self.run_record.lost_nodes - {name})
         for order in self._orders:  # who has heard it already takes it as said
-            self.node.beside(self.control.tell(order))
+            self.node.spawn(self.control.send(order))
 
     async def _capture(self, asked: capture_relay.CaptureAsked) -> None:
         """Something is asked while the job runs: every node hears it, this one too."""
-        await self.control.tell(asked)
+        await self.control.send(asked)
         await self.node.take_capture(asked)
 
     async def _recorded(self, told: dict[str, Any]) -> None:
@@ -405,11 +405,11 @@ class Head:
         """Somebody with the job's token asks for something."""
         if not self._on_demand or not isinstance(asked, capture_relay.CaptureAsked):
             return False
-        self.node.beside(self._capture(asked))
+        self.node.spawn(self._capture(asked))
         return True
 
-    async def _hear_state(self, message: StateTold) -> None:
-        self.state_file.hear(self.node.place.node, message)
+    async def _receive_state(self, message: StateTold) -> None:
+        self.state_file.receive(self.node.place.node, message)
 
 
 def write_attach_file(place: NodeContext, env: Mapping[str, str]) -> None:

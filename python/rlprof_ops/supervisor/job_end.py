@@ -102,7 +102,7 @@ async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
     await stop.finish(budget)
     await others
     await head.control.close()
-    node.end_beside()
+    node.cancel_background()
     await head.state_file.write()
     if head.clock_server is not None:
         await stop.in_time(_CLOSE_SECONDS, "clock server", head.clock_server.close)
@@ -140,7 +140,7 @@ def cancelled_seconds(settings: Settings, env: Mapping[str, str] = os.environ) -
 async def stop_worker(worker: Worker, end: End) -> None:
     """The end of one node, at the head's order or of its own accord; the head hears how far it is."""
     node, stop = worker.node, NodeStop(worker.node)
-    await worker.tell(Ending(str(end.cause)))
+    await worker.send(Ending(str(end.cause)))
     seconds, most_s = float(node.settings.number("RLPROF_DRAIN_SECONDS")), None
     if end.cause is EndCause.SIGNAL:  # the head gets it too, and finds out how much time there is
         await asyncio.wait({worker.drain_order}, timeout=_ORDER_SECONDS)
@@ -150,14 +150,14 @@ async def stop_worker(worker: Worker, end: End) -> None:
     node.journal.note(f"ending: {end.cause}")
     budget = Budget(seconds, most_s)
     await stop.close_profilers(budget)
-    await worker.tell(ProfilersDone(node.journal.phases_s))
+    await worker.send(ProfilersDone(node.journal.phases_s))
     if end.cause is EndCause.ORDERED:  # the others' windows must be closed too before any Ray goes
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(worker.may_stop.wait(), budget.most("other_nodes"))
     await worker.probe_clock("end")
     await stop.finish(budget)
-    node.end_beside()
-    await worker.tell(Drained(node.journal.phases_s))
+    node.cancel_background()
+    await worker.send(Drained(node.journal.phases_s))
 
 
 # ---- any node

@@ -121,7 +121,7 @@ async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) 
         look = in_background(_read_what_is_asked, place, seconds=_STORAGE_SECONDS)
         try:
             state.token, state.request, state.notes = await first_of(
-                look, order.told(f"the storage of {place.run.path} answered")
+                look, order.raise_when_given(f"the storage of {place.run.path} answered")
             )
         except TimeoutError as error:
             raise UsageError(f"node {place.node}: the storage of {place.run.path}: {error}") from error

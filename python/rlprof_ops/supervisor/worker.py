@@ -63,7 +63,7 @@ class Worker:
         linked = asyncio.create_task(self._stay_linked())
         probing = asyncio.create_task(self.probe_clock("start"))
         try:
-            await node.serve_steps(self.tell)
+            await node.serve_steps(self.send)
             if state.end is None:
                 cause = await first_of(self._ended(linked), self._serve(deadline))
                 state.end = End(cause, 0, time.time())
@@ -73,7 +73,7 @@ class Worker:
             await probing
         except RlprofError as error:
             node.journal.note(str(error))
-            await self.tell(Failed(str(error)))
+            await self.send(Failed(str(error)))
             state.end = End(EndCause.STARTUP_FAILED, 0, time.time())
         finally:
             node.end_watching()
@@ -87,12 +87,12 @@ class Worker:
 
     # ---- the link to the head
 
-    async def tell(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Send to the head; what the node has come to also to one that takes its place."""
         if isinstance(message, _OF_A_STATE) and not isinstance(self._latest, Failed):
             self._latest = message
         if self._link is not None:
-            await self._link.tell(message)
+            await self._link.send(message)
 
     async def _join(self, deadline: float) -> NodeLink:
         """A new link to the head. Raises TimeoutError."""
@@ -105,7 +105,7 @@ class Worker:
     async def _first_link(self, deadline: float) -> None:
         """Raises RlprofError when the head does not answer, or an order to end comes first."""
         node, place = self.node, self.node.place
-        told = node.order.told(f"the head answered node {place.node}")
+        told = node.order.raise_when_given(f"the head answered node {place.node}")
         try:
             self._link = await first_of(self._join(deadline), told)
         except (TimeoutError, RlprofError) as error:
@@ -133,16 +133,16 @@ class Worker:
             if node.windows is not None:
                 node.windows.gap()
             if self._latest is not None:
-                await self._link.tell(self._latest)
+                await self._link.send(self._latest)
             if node.state.serving:
-                node.tell_state(self.tell)
+                node.send_state(self.send)
 
     def _on_message(self, message: Message) -> None:
         node = self.node
         if node.relay is not None and isinstance(message, StepMessage):
-            node.relay.hear(node.place.nodes[0], message)
+            node.relay.receive(node.place.nodes[0], message)
         if isinstance(message, CaptureAsked):
-            node.beside(node.take_capture(message))
+            node.spawn(node.take_capture(message))
         elif isinstance(message, Drain) and not self.drain_order.done():
             self.drain_order.set_result(message)
         elif isinstance(message, StopRay):
@@ -154,7 +154,7 @@ class Worker:
         """Everything until this node's Ray ends by itself."""
         node = self.node
         ray = await self._start(deadline)
-        node.watch_beside(node.watch_plugin())
+        node.spawn_watch(node.watch_plugin())
         await ray.gone.wait()
         await node.order.come_late()
         if (cause := self._told()) is not None:
@@ -175,7 +175,7 @@ class Worker:
         """Everything before this node serves, as far as no supervisor before has done it."""
         node, state = self.node, self.node.state
         if state.serving:  # from here on the driver may wait for this node's windows
-            await self.tell(RayUp())
+            await self.send(RayUp())
         await node.end_what_was_before()
         if not state.serving:
             await node.run_setup()
@@ -183,14 +183,14 @@ class Worker:
 
         async def on_recorded(told: dict[str, Any]) -> None:
             if isinstance(told.get("news"), str):
-                await self.tell(Recorded(told["news"]))
+                await self.send(Recorded(told["news"]))
 
-        await node.begin_beside(self.tell, on_recorded)
+        await node.start_services(self.send, on_recorded)
         ray = await node.ray.find_or_start(deadline)
         if not state.serving:
             state.serving = True
             state.save()
-            await self.tell(RayUp())
+            await self.send(RayUp())
         return ray
 
     async def _wait_for_gcs(self, deadline: float) -> None:

@@ -416,7 +416,9 @@ class Captures:
             self._finish(capture, window, partial, lambda: finished, note=note)
             return
         # Nothing more enters this report, so the next step may begin while it is written.
-        self._beside(window, lambda: self._finish(capture, window, partial, finished.wait, finished, note))
+        self._in_background(
+            window, lambda: self._finish(capture, window, partial, finished.wait, finished, note)
+        )
 
     def _discard(self, taker: WindowRecorder, window: OpenWindow) -> None:
         """Close `window`, which holds nothing of what was asked; the profiler writes it all the same."""
@@ -426,9 +428,9 @@ class Captures:
             with contextlib.suppress(CaptureError, OSError):
                 (finished if isinstance(finished, Path) else finished.wait()).unlink()
 
-        self._beside(window, remove)
+        self._in_background(window, remove)
 
-    def _beside(self, window: OpenWindow, action: Callable[[], None]) -> None:
+    def _in_background(self, window: OpenWindow, action: Callable[[], None]) -> None:
         """Do for `window` what the next one has to wait for, and the training does not."""
         self._written = str(window)
         thread = threading.Thread(target=action, name="rlprof-report", daemon=True)

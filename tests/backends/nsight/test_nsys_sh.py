@@ -83,7 +83,7 @@ def test_every_try_that_fails_is_noted_for_the_manifest(nsys, tmp_path):
     (tmp_path / "events").mkdir()
     nsys.hang(3)
 
-    code, out, _ = run(nsys, tmp_path, [sys.executable, "-c", SAY], patience_s=1, node_dir=tmp_path)
+    code, out, _ = run(nsys, tmp_path, [sys.executable, "-c", SAY], begin_within_s=1, node_dir=tmp_path)
 
     why = "nsys launch hung for 1 s before the program began"
     assert (code, out) == (7, f"0o27 None {why}, 3 times; its own words are in the log\n")
@@ -99,7 +99,7 @@ def test_an_nsys_that_hangs_is_ended_and_what_it_starts_late_ends_at_once(nsys, 
     ran = tmp_path / "ran"
     program = [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x'); import sys; sys.exit(7)"]
 
-    process = start(nsys, tmp_path, program, patience_s=1)
+    process = start(nsys, tmp_path, program, begin_within_s=1)
     err = process.stderr.readline()
 
     assert err == "rlprof: nsys launch hung for 1 s before the program began (try 1 of 3)\n"

@@ -157,7 +157,7 @@ class SimulatedNode(Node):
                 await on_recorded({"news": line(self.place.index, self._last, rng)})
                 await asyncio.sleep(every_s)
 
-        self.beside(tell())
+        self.spawn(tell())
 
 
 class SimulatedStop(NodeStop):

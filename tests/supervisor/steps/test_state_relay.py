@@ -50,7 +50,7 @@ class Node:
 
     def tells(self, head: StateFile) -> None:
         rows, steps = self.tail.new()
-        head.hear(self.name, StateTold(json.dumps([rows, steps])))
+        head.receive(self.name, StateTold(json.dumps([rows, steps])))
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_last_step_of_a_lost_node_is_the_one_that_the_head_heard(run, tmp_pa
 def test_a_node_that_talks_nonsense_changes_nothing(run, text):
     head = write(run)
     before = (run / job_state.NAME).read_bytes()
-    head.hear("n1", StateTold(text))
+    head.receive("n1", StateTold(text))
     asyncio.run(head.write())
     assert (run / job_state.NAME).read_bytes() == before
 

@@ -65,13 +65,13 @@ class Cluster:
     async def start(self) -> None:
         said: list[str] = []
         port = free_port()
-        self.head = ControlServer("token", lambda node, message: self.relays["n1"].hear(node, message))
+        self.head = ControlServer("token", lambda node, message: self.relays["n1"].receive(node, message))
         self.relays = {
             "n1": StepRelay(
                 self.folders["n1"],
                 "n1",
                 self.windows["n1"],  # type: ignore[arg-type]
-                self.head.tell,
+                self.head.send,
                 said.append,
                 self.taken.append,
             )
@@ -79,11 +79,11 @@ class Cluster:
         await self.head.listen("127.0.0.1", port)
         deadline = asyncio.get_running_loop().time() + 5
         self.node = await NodeLink.join("127.0.0.1", port, "token", Joined("n2", "127.0.0.1"), deadline)
-        relay = StepRelay(self.folders["n2"], "n2", self.windows["n2"], self.node.tell, said.append)  # type: ignore[arg-type]
+        relay = StepRelay(self.folders["n2"], "n2", self.windows["n2"], self.node.send, said.append)  # type: ignore[arg-type]
         self.relays["n2"] = relay
         await self.relays["n1"].listen(lambda: ["n2"])
         await relay.listen()
-        self.listening = asyncio.create_task(self.node.listen(lambda message: relay.hear("n1", message)))
+        self.listening = asyncio.create_task(self.node.listen(lambda message: relay.receive("n1", message)))
 
     async def stop(self) -> None:
         self.listening.cancel()

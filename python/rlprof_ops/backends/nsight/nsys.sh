@@ -61,10 +61,10 @@ nsys::_start() {
 
 # True when nsys still has not begun the program after its time. It is killed then.
 nsys::_hangs() {
-    local -r pending="$1" patience_s="$2"
+    local -r pending="$1" begin_within_s="$2"
     local tick
 
-    for (( tick = 0; tick < patience_s * 5; tick++ )); do
+    for (( tick = 0; tick < begin_within_s * 5; tick++ )); do
         [[ -e "${pending}" ]] && kill -0 "${nsys_child}" 2> /dev/null || return 1
         sleep 0.2
     done
@@ -129,15 +129,15 @@ nsys::_clear() {
 # Runs the words after PENDING and PATIENCE_S. Ends with their exit code when the program has begun; else sets
 # nsys_said and returns.
 nsys::_try() {
-    local -r pending="$1" patience_s="$2"
+    local -r pending="$1" begin_within_s="$2"
     shift 2
 
     nsys_made="${pending}.made"
     nsys::_start "$@"
     nsys_said=""
     # bash would tell of a child that was killed, wherever it notices.
-    if nsys::_hangs "${pending}" "${patience_s}" 2> /dev/null; then
-        nsys_said="hung for ${patience_s} s"
+    if nsys::_hangs "${pending}" "${begin_within_s}" 2> /dev/null; then
+        nsys_said="hung for ${begin_within_s} s"
     fi
     nsys::_wait 2> /dev/null
     nsys::_clear
@@ -149,7 +149,7 @@ nsys::_try() {
 }
 
 nsys::main() {
-    local -r command="$1" nsys="$2" patience_s="$3" session="$4" on_error="$5" count="$6"
+    local -r command="$1" nsys="$2" begin_within_s="$3" session="$4" on_error="$5" count="$6"
     shift 6
     local -r options=("${@:1:count}")
     shift "${count}"
@@ -176,7 +176,7 @@ nsys::main() {
             words+=("--session-new=${RLPROF_NSYS_SESSION}")
         fi
         words+=(${options[@]+"${options[@]}"} /bin/sh -c "${NSYS_BEGIN}" "${pending}" "${mask}" "$@")
-        nsys::_try "${pending}" "${patience_s}" "${words[@]}"
+        nsys::_try "${pending}" "${begin_within_s}" "${words[@]}"
         failure="nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
         nsys::_log "${failure}"
         nsys::_note "${session}" "${failure}"

@@ -18,8 +18,8 @@ from rlprof_ops.backends.nsight.options import OURS, capture_range, render_flag,
 from rlprof_ops.backends.nsight.rank_slots import RANK
 from rlprof_ops.backends.nsight.wrap_worker import (
     NsysCommand,
+    begin_within_s,
     job_tmpdir,
-    patience_s,
     report_output,
     session_command,
 )
@@ -139,7 +139,7 @@ def profile_command(
         (*option_words(options), "-o", output),
         job_tmpdir(env),
         spec.on_error if spec else "fail",  # going on without what a trainer asked for would be a surprise
-        patience_s=patience_s(os.environ),
+        begin_within_s=begin_within_s(os.environ),
         numbered_from=_numbered(identity, spec),
     )
 

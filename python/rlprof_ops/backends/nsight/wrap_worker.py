@@ -42,7 +42,7 @@ class NsysCommand:
         variables: what the program and nsys find in their environment.
         on_error: `continue` starts the program without nsys where nsys does not begin it; `fail` ends.
         session: what the name of a `launch` session begins with.
-        patience_s: how long nsys has to begin the program.
+        begin_within_s: how long nsys has to begin the program.
         numbered_from: of workers that Ray does not number: their name, the first rank, and which ranks are
             profiled, None for all. Each takes its rank when it starts.
     """
@@ -53,12 +53,12 @@ class NsysCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
     on_error: str = "continue"
     session: str = ""
-    patience_s: int = round(TIMEOUT_S)
+    begin_within_s: int = round(TIMEOUT_S)
     numbered_from: tuple[str, int, Sequence[int] | None] | None = None
 
     def words(self) -> list[str]:
         """The words before the program's own; no shell may see them unquoted."""
-        protocol = [self.nsys, str(self.patience_s), self.session, self.on_error, str(len(self.options))]
+        protocol = [self.nsys, str(self.begin_within_s), self.session, self.on_error, str(len(self.options))]
         return ["bash", str(SCRIPT), self.subcommand, *protocol, *self.options]
 
     def settings(self) -> str:
@@ -137,7 +137,7 @@ def session_command(
         job_tmpdir(env),
         spec.on_error,
         session_prefix(identity.worker or report_names.NAMELESS, rank, env),
-        patience_s(env),
+        begin_within_s(env),
     )
 
 
@@ -185,7 +185,7 @@ def range_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: 
         variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
     options = (*profile_words(spec, counted, nsys), "-o", output)
     _tell(split_options(spec, nsys=nsys).notes, env)
-    return NsysCommand("profile", nsys, options, variables, spec.on_error, patience_s=patience_s(env))
+    return NsysCommand("profile", nsys, options, variables, spec.on_error, begin_within_s=begin_within_s(env))
 
 
 def report_output(
@@ -223,7 +223,7 @@ def _own_name(asked: str | None) -> str | None:
     return None if stem in ("", report_names.NAMELESS) or "%" in stem else report_names.safe_worker(stem)
 
 
-def patience_s(env: Mapping[str, str]) -> int:
+def begin_within_s(env: Mapping[str, str]) -> int:
     """What a trial of nsys's options has, and no less than usual."""
     return round(max(TIMEOUT_S, timeout_s(env)))
 

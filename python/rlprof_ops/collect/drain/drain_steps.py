@@ -54,7 +54,7 @@ class DrainOutcome:
         return text + "".join(f"; {what}: {reason}" for what, reason in self.failed)
 
 
-class Patience:
+class ProfilerDeadline:
     """When to stop waiting for profilers: after `deadline_s`, or after `most_s` while they make progress.
 
     Progress is a report or raw capture below `tmp/` that grows, and processor time of this job's profilers.
@@ -130,8 +130,8 @@ def close_windows(
     while (left := collecting(node_dir, job)) and time.monotonic() - started < gate_first_s:
         time.sleep(0.2)
     running = {name: nsys_process.start(nsys_cli.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
-    patience = Patience(node_dir, job, started, deadline_s, most_s)
-    while any(process.poll() is None for process in running.values()) and not patience.is_over():
+    deadline = ProfilerDeadline(node_dir, job, started, deadline_s, most_s)
+    while any(process.poll() is None for process in running.values()) and not deadline.is_over():
         time.sleep(0.05)
     for name, process in running.items():
         if process.poll() is None:
@@ -201,13 +201,13 @@ def end_wrapped(
     failed: list[tuple[str, str]] = []
     asked: set[tuple[int, int]] = set()
     ended: list[str] = []
-    patience = Patience(node_dir, job, started, deadline_s, most_s)
+    deadline = ProfilerDeadline(node_dir, job, started, deadline_s, most_s)
     while True:
         everyone = processes.of_job(job, node_dir)
         wrappers = {process.pid for process in everyone if _writes_at_exit(process)}
         if not wrappers:
             break
-        if patience.is_over():
+        if deadline.is_over():
             waited = limit(time.monotonic() - started)
             failed = [
                 (f"{process.name} ({process.pid})", f"still writing after {waited}")
@@ -252,7 +252,7 @@ def wait_profilers(
     tmp = Path(node_dir) / "tmp"
     seen, still_since = _sizes(tmp), time.monotonic()
     failed: list[tuple[str, str]] = []
-    patience = Patience(node_dir, job, started, deadline_s, most_s)
+    deadline = ProfilerDeadline(node_dir, job, started, deadline_s, most_s)
     while True:
         importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
         now = _sizes(tmp)
@@ -260,7 +260,7 @@ def wait_profilers(
             seen, still_since = now, time.monotonic()
         if not now or time.monotonic() - still_since >= _SETTLE_S:
             break
-        if patience.is_over():
+        if deadline.is_over():
             waited = limit(time.monotonic() - started)
             failed = [
                 (f"{process.name} ({process.pid})", f"still writing after {waited}") for process in importing

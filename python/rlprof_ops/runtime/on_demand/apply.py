@@ -25,7 +25,7 @@ def spec_for(
     """
     from rlprof_ops.request import CaptureSpec, Steps, Window
 
-    backend = backends.of_demand(demand.backend)
+    backend = backends.answering(demand.backend)
     options = dict(demand.options)
     if demand.seconds is not None and backends.is_known(backend):
         options.update(backends.get(backend).timed_options)

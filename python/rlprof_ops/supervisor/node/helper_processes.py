@@ -150,7 +150,7 @@ class TalkingHelper:
         self._process: Process | None = None
         self._keeping = asyncio.create_task(helpers.keep(name, self._run))
 
-    def hear(self, line: str) -> None:
+    def receive(self, line: str) -> None:
         """Tell it something; what it does not take is dropped."""
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:

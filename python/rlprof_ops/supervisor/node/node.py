@@ -35,7 +35,7 @@ from rlprof_ops.supervisor.node.node_state import EndOrder, NodeState
 from rlprof_ops.supervisor.steps import driver_log, state_relay
 from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.state_relay import StateTold
-from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
+from rlprof_ops.supervisor.steps.step_relay import Send, StepRelay
 from rlprof_ops.words import limit
 
 GROUP_CLEANUP = "RAY_process_group_cleanup_enabled"
@@ -83,7 +83,7 @@ class Node:
         self.take_request: Callable[[ProfileRequest], None] = self.go_by
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     # ---- environment
 
@@ -189,14 +189,14 @@ class Node:
 
     # ---- beside Ray
 
-    async def begin_beside(
+    async def start_services(
         self,
-        tell_state: Callable[[StateTold], Awaitable[None]],
+        send_state: Callable[[StateTold], Awaitable[None]],
         on_recorded: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         """Start what runs beside Ray: sync, state, recorder, distiller."""
         self.sync.begin()
-        self.tell_state(tell_state)
+        self.send_state(send_state)
         self.start_recording(on_recorded)
         memory_mib = self.settings.number("RLPROF_DISTIL_MIB")
         if memory_mib and self.may_profile():
@@ -210,7 +210,7 @@ class Node:
         if self.settings.flag(env_names.RECORD):
             self.recording = recorder(self.helpers, on_recorded)
 
-    async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
+    async def serve_steps(self, tell: Send, others: Callable[[], Iterable[str]] | None = None) -> None:
         """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the
         head, or, with `others`, from the head to those.
         """
@@ -226,7 +226,7 @@ class Node:
             tell,
             self.journal.note,
             lambda request: self.take_request(request),
-            self._on_told,
+            self._on_steps,
         )
         try:
             await relay.listen(others)
@@ -251,25 +251,25 @@ class Node:
         self.log_follower = log_follower(self.helpers, driver_log.words_of(rule, log, pid))
         self.journal.say(f"steps are known from {rule}, until a process tells them itself")
 
-    def _on_told(self) -> None:
+    def _on_steps(self) -> None:
         """A process of the job tells its steps."""
         if self.log_follower is not None:
-            self.beside(self.log_follower.end())
+            self.spawn(self.log_follower.end())
             self.log_follower = None
             self.journal.say("steps_from is not used: a process of the job tells its steps itself")
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside everything else until `end_beside`."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside everything else until `cancel_background`."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def end_beside(self) -> None:
+    def cancel_background(self) -> None:
         for task in list(self._tasks):
             task.cancel()
 
-    def watch_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn_watch(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the training until the job's end begins."""
         self._watches.append(asyncio.create_task(work))
 
@@ -277,11 +277,11 @@ class Node:
         for task in self._watches:
             task.cancel()
 
-    def tell_state(self, send: Callable[[StateTold], Awaitable[None]]) -> None:
+    def send_state(self, send: Callable[[StateTold], Awaitable[None]]) -> None:
         """Tell the head how this node's processes stand; all of it again where the head is a new one."""
-        if self._telling is not None:
-            self._telling.cancel()
-        self._telling = self.beside(state_relay.tell(self.place.folder.path / "events", send))
+        if self._sending is not None:
+            self._sending.cancel()
+        self._sending = self.spawn(state_relay.send(self.place.folder.path / "events", send))
 
     # ---- what is asked while the job runs
 
@@ -301,4 +301,4 @@ class Node:
             self.journal.say(f"node {place.node}: a capture on demand could not be handed on: {error}")
             return
         if request is not None and self.relay is not None:
-            self.relay.demand(request)
+            self.relay.on_request(request)

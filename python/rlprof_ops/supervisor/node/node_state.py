@@ -196,7 +196,7 @@ class EndOrder:
         """
         await asyncio.wait({self.given}, timeout=_LATE_S)
 
-    async def told(self, before: str) -> NoReturn:
+    async def raise_when_given(self, before: str) -> NoReturn:
         """Raise ToldToEnd once the order is given; `before`: what it came before."""
         raise ToldToEnd(await asyncio.shield(self.given), before)
 

@@ -95,14 +95,14 @@ def _short(value: Any) -> Any:
     return value[:_MOST_TEXT] if isinstance(value, str) else value
 
 
-async def tell(events: Path, send: Callable[[StateTold], Awaitable[None]]) -> None:
+async def send(events: Path, post: Callable[[StateTold], Awaitable[None]]) -> None:
     """On every node, until cancelled: send what is new."""
     tail = EventTail(events)
     while True:
         with contextlib.suppress(OSError, TimeoutError):
             rows, steps = await in_background(tail.new, seconds=_LOCAL_SECONDS)
             while rows or steps:
-                await send(StateTold(json.dumps([rows[:_ROWS_A_MESSAGE], steps])))
+                await post(StateTold(json.dumps([rows[:_ROWS_A_MESSAGE], steps])))
                 rows, steps = rows[_ROWS_A_MESSAGE:], {}
         await asyncio.sleep(LOOK_S)
 
@@ -146,7 +146,7 @@ class StateFile:
         self.nodes_up = count
         self._urgent.set()
 
-    def hear(self, node: str, message: StateTold) -> None:
+    def receive(self, node: str, message: StateTold) -> None:
         """Take what a node of the job tells; what makes no sense is left out."""
         try:
             rows, steps = foreign.parse(message.rows)

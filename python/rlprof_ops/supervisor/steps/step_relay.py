@@ -86,7 +86,7 @@ class RequestTold(StepMessage):
 
 
 _NOT_PRINTED = "the driver's output, from which the steps are known, says nothing of them one by one"
-Tell = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class StepRelay:
@@ -100,7 +100,7 @@ class StepRelay:
         node_dir: Path,
         node: str,
         windows: Windows,
-        tell: Tell,
+        tell: Send,
         say: Callable[[str], None],
         taken: Callable[[ProfileRequest], None] = lambda request: None,
         told: Callable[[], None] = lambda: None,
@@ -143,13 +143,13 @@ class StepRelay:
         await self._windows.resume(self._state.step, self._state.running)
         self._do(self._in_order())
 
-    def demand(self, demand: CaptureRequest) -> None:
+    def on_request(self, request: CaptureRequest) -> None:
         """A capture on demand: of seconds at once, of steps with the next step, which then waits for it."""
-        if demand.next_steps is not None:
-            self._windows.want(demand)
+        if request.next_steps is not None:
+            self._windows.want(request)
             self._store(replace(self._state, asked=self._state.asked + 1))
         else:
-            self._do(self._windows.take_seconds(demand))
+            self._do(self._windows.take_seconds(request))
 
     def close(self) -> None:
         if self._server is not None:
@@ -188,7 +188,7 @@ class StepRelay:
             return
         else:
             return
-        self.hear(self._node, message)
+        self.receive(self._node, message)
 
     async def _window(self, session: str, what: str, writer: asyncio.StreamWriter) -> None:
         done = await self._windows.ask(session, what)
@@ -197,7 +197,7 @@ class StepRelay:
 
     # ---- between the nodes
 
-    def hear(self, node: str, message: Message) -> None:
+    def receive(self, node: str, message: Message) -> None:
         """Take a message of `node`, which may be this one; they are dealt with in the order they come in."""
         self._heard.put_nowait((node, message))
 

@@ -66,7 +66,7 @@ def _today(reading: Reading, scheme: Scheme) -> Imported:
     tool = reading.get("global_profiler", "tool")
     steps = reading.steps("global_profiler", "steps")
     backend = _backend(reading, scheme, tool, ("global_profiler", "tool"))
-    reading.beside()
+    reading.note_unread()
     if backend == "memory" and (not scheme.exact_memory or not _any_enable(reading, scheme)):
         return _memory(reading)
     roles = _roles(reading, scheme, backend)
@@ -151,7 +151,7 @@ def _sft(reading: Reading) -> Imported:
     first, last = interval
     backend = _backend(reading, V09, reading.get("profiler", "tool"), ("profiler", "tool"))
     on = reading.truth(False, "profiler", "enable") and first > 0 and last >= first
-    reading.beside()
+    reading.note_unread()
     if not on or backend is None:
         if reading.problems:
             raise RequestError(reading.problems)

@@ -56,7 +56,7 @@ def read_old(reading: Reading, scheme: Scheme) -> Imported:
     common["options"] = reading.worker_options(("trainer", "worker_nsight_options"), ends)
     captures = group(roles, common)
     captures += reading.controller(("trainer", "controller_nsight_options"), common)
-    reading.beside()
+    reading.note_unread()
     return Imported(reading.request(captures), tuple(dict.fromkeys(reading.notes)))
 
 

@@ -99,7 +99,7 @@ class Reading:
             return []
         return [{**common, "workers": [CONTROLLER], "options": found}]
 
-    def beside(self) -> None:
+    def note_unread(self) -> None:
         """What stands in a configuration near profiling and is none of a request's."""
         timeline = self.get("ray_kwargs", "timeline_json_file")
         if timeline is not None:
