@@ -10,6 +10,7 @@ import datetime
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -105,6 +106,24 @@ def dead_mount(rank: int, folder: str) -> None:
     steps()
 
 
+def silent_server(rank: int, folder: str) -> None:
+    """Somebody whom a rank sends much to takes none of it."""
+    steps()
+    if rank == 1:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = socket.create_connection(server.getsockname())
+            client.sendall(bytes(64 << 20))
+    steps()
+
+
+def network(rank: int, folder: str) -> None:
+    """All come, and the interface is down: run in a network namespace of its own."""
+    steps()
+    if rank == 0:
+        subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    dist.all_reduce(torch.ones(1 << 22))
+
+
 def opposite_order(rank: int, folder: str) -> None:
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     pair = [0, dist.get_world_size() - 1]
@@ -147,6 +166,8 @@ def run_rank(folder: str, scenario: str, rank: int, size: int) -> None:
 
 def main(folder: str, scenario: str) -> None:
     size = SIZES.get(scenario, 2)
+    if scenario == "network":
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for rank in range(size):
         if not os.fork():
             try:

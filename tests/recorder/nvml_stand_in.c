@@ -1,4 +1,5 @@
-/* Two GPUs with the symbols and layouts of NVIDIA's nvml.h: the second is hot and tells no NVLink. */
+/* Two GPUs with the symbols and layouts of NVIDIA's nvml.h: the second is hot, tells no NVLink and, from the
+   second look on, an XID. The first has three ECC errors and 7 + 1 errors of NVLink more at each look. */
 #include <string.h>
 #include <time.h>
 typedef struct { unsigned gpu, memory; } rates_t;
@@ -20,9 +21,27 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *r) {
   *r = *(int *)h ? 0x40 : 0x4; return 0; }
 int nvmlDeviceGetPcieThroughput(void *h, unsigned way, unsigned *kib) { *kib = way ? 3072 : 1024; return 0; }
 int nvmlDeviceGetFieldValues(void *h, int n, field_t *f) {
-  static unsigned long long kib; kib += 1048576;
+  static unsigned long long kib; if (!*(int *)h) kib += 1048576;
   for (int i = 0; i < n; i++) {
-    if (*(int *)h || f[i].scope != 0xFFFFFFFFu || (f[i].id != 138 && f[i].id != 139)) { f[i].result = 3; continue; }
-    f[i].kind = 3; f[i].result = 0; f[i].value.ll = kib;
+    int moved = f[i].id == 138 || f[i].id == 139;
+    f[i].value.ll = 0xdeadbeef;
+    if (*(int *)h || f[i].scope != (moved ? 0xFFFFFFFFu : 0) || f[i].id == 38 || f[i].id == 45) {
+      f[i].result = 3; continue; }
+    f[i].kind = moved ? 3 : 1; f[i].result = 0;
+    if (moved) f[i].value.ll = kib;
+    else if (f[i].id == 4) f[i].value.i = 100 + 3 * (kib >> 20);
+    else if (f[i].id == 52) f[i].value.i = 7 * (kib >> 20);
+    else if (f[i].id == 59) f[i].value.i = kib >> 20;
+    else return 2;
   }
   return 0; }
+typedef struct { void *device; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } event_t;
+static int watched, set, waits;
+int nvmlEventSetCreate(void **s) { *s = &set; return 0; }
+int nvmlDeviceRegisterEvents(void *h, unsigned long long kinds, void *s) {
+  if (kinds != 8 || s != &set) return 2;
+  watched |= 1 << *(int *)h; return 0; }
+int nvmlEventSetWait_v2(void *s, event_t *e, unsigned timeout_ms) {
+  if (s != &set || timeout_ms) return 2;
+  if (watched != 3 || ++waits != 2) return 10;
+  memset(e, 0, sizeof *e); e->device = &gpus[1]; e->kind = 8; e->data = 79; return 0; }

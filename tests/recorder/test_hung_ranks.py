@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 def job(folder: Path, scenario: str) -> AbstractContextManager[RecordedCommand]:
     """A recorder beside the ranks of one scenario."""
-    return recorded(folder, [sys.executable, str(PROGRAM), str(folder), scenario])
+    apart = ["unshare", "--net"] if scenario == "network" else []
+    return recorded(folder, [*apart, sys.executable, str(PROGRAM), str(folder), scenario])
 
 
 WHO, AT = r"rank {} \(node n1, pid \d+\) ", rf"at {re.escape(str(PROGRAM))}:\d+: "
@@ -45,6 +46,13 @@ SENTENCE = {
     + "waits for an answer of a FUSE file system in `open` "
     + AT
     + WAITED.format("rank 0 has", "all_reduce"),
+    "silent_server": WHO.format(1)
+    + r"waits for an answer of 127\.0\.0\.1:\d+ in `client\.sendall` "
+    + AT
+    + WAITED.format("rank 0 has", "all_reduce")
+    + r"; rank 1's connection to 127\.0\.0\.1:\d+ has [\d.]+ MiB unsent",
+    "network": r"nobody is missing: ranks 0, 1 have waited 2[4-9]\.\d s in all_reduce #4 of default_pg;"
+    r" suspect: rank \d's connection to 127\.0\.0\.1:\d+ has [\d.]+ \w+ unsent.*",
     "opposite_order": "ranks wait for each other: rank 0 in all_reduce #1 of tp; rank 1 in all_reduce #1 of"
     " dp",
 }
@@ -58,8 +66,7 @@ QUICK = ("stopped",)
 def test_who_is_missing_is_said_with_what_it_does_before_half_of_the_timeout(
     tmp_path: Path, scenario: str
 ) -> None:
-    if scenario == "dead_mount":
-        need("fuse")
+    need(*{"dead_mount": ["fuse"], "network": ["slurm"]}.get(scenario, []))
     with job(tmp_path, scenario) as hung:
         wait_until(lambda: hung.found, SECONDS, hung.said)
         [finding] = hung.found

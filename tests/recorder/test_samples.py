@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops.recorder.detect.machine import gpu_faults
 from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
 from rlprof_ops.recorder.samples.host_samples import HostSamples
@@ -63,6 +64,13 @@ def test_gpus_by_nvml(nvml: str) -> None:
     assert (first.throttle, second.throttle) == (0x4, 0x40)
     assert first.pcie_mib_s == second.pcie_mib_s == 4, "each in its turn"
     assert first.nvlink_mib_s > 1024 and second.nvlink_mib_s == 0
+    assert (first.xid, first.ecc_errors, first.nvlink_errors) == (0, 3, 8), "since the first look"
+    assert (second.xid, second.ecc_errors, second.nvlink_errors) == (79, 0, 0)
+    assert gpu_faults("n1", [first, second]) == [
+        "GPU 1 of node n1 has told XID 79 (it has fallen off the bus) and is throttled: hardware thermal"
+        " slowdown",
+        "GPU 0 of node n1 has counted 3 ECC errors and has counted 8 NVLink errors",
+    ]
     gpus.close()
 
 

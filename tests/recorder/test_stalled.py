@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops.host.ports import Connection
 from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder import head_recorder
 from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, Anomaly
@@ -78,6 +79,47 @@ def test_a_rank_that_saves_to_slow_storage_is_no_hang() -> None:
 def test_what_a_missing_rank_runs_for_ray_is_named() -> None:
     [finding] = judged(replace(elsewhere(0), task="WorkerDict.actor_update"), waiting(1, 40), waiting(2, 40))
     assert finding.text.startswith("rank 0 (policy_worker, WorkerDict.actor_update, node n1, pid 100) does")
+
+
+LINK = Connection("10.0.0.1:41000", "10.0.0.2:29500", 1258291, 0)
+LOST = "GPU 3 of node n2 has told XID 79 (it has fallen off the bus)"
+
+
+def two_nodes(*states: RankState, here: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")) -> list[Anomaly]:
+    """The last one on n2, whose GPU is lost."""
+    placed = {"n1": [replace(each, here=here[0]) for each in states[:-1]]}
+    placed["n2"] = [replace(states[-1], here=here[1])]
+    return stalled(placed, 30.0, T_NS, gpu_faults={"n1": [], "n2": [LOST]})
+
+
+def test_the_peer_of_a_missing_rank_is_a_node_and_has_not_taken_what_was_sent() -> None:
+    sends = replace(elsewhere(0), awaits="10.0.0.2:29500", stuck=(LINK, replace(LINK, unsent=0, unread=9)))
+    [finding] = two_nodes(sends, waiting(1, 40, stuck=(LINK,)), waiting(2, 41))
+    assert finding.text == (
+        "rank 0 (policy_worker, node n1, pid 100) waits for an answer of n2:29500: ranks 1, 2 have waited"
+        " 41.0 s in all_reduce #4 of default_pg; rank 0's connection to n2:29500 has 1.2 MiB unsent"
+    )
+    [finding] = two_nodes(sends, waiting(1, 40), waiting(2, 41), here=("", ""))
+    assert "an answer of 10.0.0.2:29500: " in finding.text
+    [finding] = two_nodes(waiting(0, 40), waiting(1, 40), elsewhere(2))
+    assert finding.text.endswith(f"of default_pg; {LOST}")
+    [finding] = two_nodes(waiting(0, 40), waiting(1, 40), elsewhere(2, state="T"))
+    assert finding.text.endswith("of default_pg"), "why it is missing is known"
+
+
+def test_where_nobody_is_missing_the_suspects_are_named() -> None:
+    unread = replace(LINK, unsent=0, unread=3 << 20)
+    [finding] = two_nodes(waiting(0, 250, stuck=(LINK,)), waiting(1, 250), waiting(2, 250, stuck=(unread,)))
+    suspects = [
+        LOST,
+        "rank 0's connection to n2:29500 has 1.2 MiB unsent",
+        "rank 2's connection to n2:29500 has 3.0 MiB unread",
+    ]
+    said = "nobody is missing: ranks 0-2 have waited 250 s in all_reduce #4 of default_pg; suspect: "
+    assert finding.text == said + "; ".join(suspects)
+    assert finding.evidence["suspects"] == suspects
+    other = waiting(2, 250, operation="barrier", stuck=(unread,))
+    assert "suspect" not in two_nodes(waiting(0, 250), waiting(1, 250), other)[0].text
 
 
 def test_a_rank_that_ends_after_a_long_wait_is_no_hang() -> None:

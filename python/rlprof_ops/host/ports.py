@@ -1,29 +1,84 @@
-"""Ports of one node: which are taken, and which one to use where a knob says 0."""
+"""Ports of one node: which are taken, which one to use where a knob says 0, and to whom a process talks."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import processes
 
-_LISTEN = "0A"  # state of a listening socket in /proc/net/tcp, see proc_net_tcp in the kernel's documentation
+# States in /proc/net/tcp, see proc_net_tcp in the kernel's documentation.
+_LISTEN, _ESTABLISHED, _CONNECTS = "0A", "01", "02"
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_WAITS = ("wait_woken", "sk_", "inet_")  # where in the kernel a process waits for a connection
 
 
-def listening(tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> frozenset[int]:
-    """TCP ports that some process of this network namespace listens on."""
-    ports = set()
+@dataclass(frozen=True)
+class Connection:
+    """One TCP connection of a process: both ends as `10.0.0.1:29500`, the bytes that the other end has not
+    taken yet, and those that the process has not read yet.
+    """
+
+    here: str
+    peer: str
+    unsent: int
+    unread: int
+
+
+def _rows(tables: Collection[str]) -> Iterator[list[str]]:
     for table in tables:
-        try:
-            rows = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            if len(fields) > 3 and fields[3] == _LISTEN:
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return frozenset(ports)
+        with contextlib.suppress(OSError):
+            rows = map(str.split, Path(table).read_text().splitlines()[1:])
+            yield from (fields for fields in rows if len(fields) > 9)
+
+
+def listening(tables: Collection[str] = _TABLES) -> frozenset[int]:
+    """TCP ports that some process of this network namespace listens on."""
+    return frozenset(
+        int(fields[1].rpartition(":")[2], 16) for fields in _rows(tables) if fields[3] == _LISTEN
+    )
+
+
+def connections(pid: int) -> dict[int, Connection]:
+    """What a process is connected to, or about to be, by descriptor; none where that is not told."""
+    sockets = {path: int(fd) for fd, path in processes.open_files(pid) if path.startswith("socket:")}
+    found = {}
+    for fields in _rows(
+        [f"/proc/{pid}{table.removeprefix('/proc')}" for table in _TABLES] if sockets else ()
+    ):
+        fd = sockets.get(f"socket:[{fields[9]}]")
+        if fd is not None and fields[3] in (_ESTABLISHED, _CONNECTS):
+            unsent, unread = (int(part, 16) for part in fields[4].split(":"))
+            found[fd] = Connection(_address(fields[1]), _address(fields[2]), unsent, unread)
+    return found
+
+
+def _address(told: str) -> str:
+    """Of `0100007F:1F90`: the kernel prints words of 32 bits as this machine has them."""
+    words, _, port = told.partition(":")
+    parts = [int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8)]
+    found = ipaddress.ip_address(b"".join(parts))
+    found = getattr(found, "ipv4_mapped", None) or found
+    return f"{found}:{int(port, 16)}" if found.version == 4 else f"[{found}]:{int(port, 16)}"
+
+
+def awaited(pid: int) -> str:
+    """The other end of the connection on which the main thread of a process waits in the kernel, to send, to
+    receive or to connect; empty for one that waits for something else, and where the kernel does not say.
+    """
+    if not processes.waits_in(pid).startswith(_WAITS):
+        return ""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        descriptor = int(Path(f"/proc/{pid}/syscall").read_text().split()[1], 16)
+        found = connections(pid).get(descriptor)
+        return found.peer if found else ""
+    return ""
 
 
 def free_port(apart_from: Collection[int] = ()) -> int:

@@ -77,7 +77,7 @@ def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
 
 
 def _writes_below(pid: int, folder: str) -> bool:
-    return any(path.startswith(folder) and _opened_for_writing(pid, fd) for fd, path in _open_files(pid))
+    return any(path.startswith(folder) and _opened_for_writing(pid, fd) for fd, path in open_files(pid))
 
 
 def is_profiler(process: Process) -> bool:
@@ -116,11 +116,15 @@ def awaited_storage(pid: int) -> str:
     """The kind of file system for whose answer the main thread of a process waits in the kernel; empty for
     one that waits for no such thing, and where the kernel does not say.
     """
-    try:
-        function = (_PROC / str(pid) / "wchan").read_text()
-    except OSError:
-        return ""
+    function = waits_in(pid)
     return next((name for prefix, name in _STORAGE_WAITS.items() if function.startswith(prefix)), "")
+
+
+def waits_in(pid: int) -> str:
+    """The kernel's function in which the main thread of a process waits; empty where that is not told."""
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "wchan").read_text()
+    return ""
 
 
 def rays_task(pid: int) -> str:
@@ -180,7 +184,7 @@ def writers(paths: frozenset[str]) -> set[str]:
     return {
         path
         for process in (_mine() if paths else ())
-        for fd, path in _open_files(process.pid)
+        for fd, path in open_files(process.pid)
         if path in paths and _opened_for_writing(process.pid, fd)
     }
 
@@ -269,7 +273,7 @@ def _ancestors() -> frozenset[int]:
     return frozenset(pids)
 
 
-def _open_files(pid: int) -> Iterator[tuple[str, str]]:
+def open_files(pid: int) -> Iterator[tuple[str, str]]:
     """Descriptor and path of each file that a process has open."""
     folder = _PROC / str(pid) / "fd"
     with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.driver_waits import held_engine
-from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
+from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector, gpu_faults
 from rlprof_ops.recorder.detect.ranks import RankDetector
 from rlprof_ops.recorder.detect.slow_steps import StepDetector
 from rlprof_ops.recorder.detect.stalled import is_working, stalled
@@ -170,7 +170,8 @@ class JobView:
         told = [news for news in self._nodes.values() if news is not None]
         works = any(engine.tokens_s > 0 for news in told for engine in news.engines)
         states = {news.node: news.ranks for news in told}
-        found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9)
+        faults = {news.node: gpu_faults(news.node, news.gpus) for news in told}
+        found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9, faults)
         return found, works or any(is_working(rank) for news in told for rank in news.ranks)
 
     def _awaited(self, phase: str) -> str:

@@ -213,6 +213,36 @@ def test_nobody_missing_is_the_network_or_a_gpu(dumps: Path, tmp_path: Path) -> 
 
     found = verdict(rewritten(dumps / "sleeps", tmp_path / "in", all_in))
     assert found["kind"] == "network" and found["waiting"] == [*range(8)] and found["sure"]
+    assert found["text"].endswith("so the network or a GPU is to blame")
+
+    def but_two(dump: dict[str, Any], rank: int) -> None:
+        all_in(dump, rank)
+        dump["entries"][-1]["state"] = "scheduled" if rank in (2, 5) else "started"
+
+    found = verdict(rewritten(dumps / "sleeps", tmp_path / "two", but_two))
+    assert found["text"].endswith("is to blame; the GPUs of ranks 2, 5 have not started it")
+
+
+def test_nobody_missing_has_the_suspects_that_the_recorder_saw(dumps: Path, tmp_path: Path) -> None:
+    home = tmp_path / "nodes/n1/torch_fr/76"
+    home.parent.mkdir(parents=True)
+    (tmp_path / "recorder").mkdir()
+    (tmp_path / "run.json").write_text("{}")
+
+    def all_in(dump: dict[str, Any], rank: int) -> None:
+        as_nccl(dump, rank)
+        dump["entries"] = dump["entries"][:3]
+        dump["entries"][-1]["state"] = "started"
+
+    rewritten(dumps / "sleeps", home, all_in)
+    for path in home.iterdir():
+        path.rename(home / f"fr_0a1b_rank_{path.name.rpartition('_')[2]}.pickle")
+    suspects = ["GPU 3 of node n2 has told XID 79", "rank 0's connection to n2:29500 has 1.2 MiB unsent"]
+    evidence = {"world": "0a1b", "sequence": 3, "missing": [], "suspects": suspects}
+    (tmp_path / "recorder/findings.jsonl").write_text(
+        json.dumps({"kind": "hang", "evidence": evidence}) + "\n"
+    )
+    assert verdict(tmp_path)["text"].endswith("is to blame; " + "; ".join(suspects))
 
 
 def test_an_nccl_collective_that_timed_out_is_still_the_one(dumps: Path, tmp_path: Path) -> None:

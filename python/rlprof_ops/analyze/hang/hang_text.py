@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, read_folder
 from rlprof_ops.analyze.hang.hang_verdict import (
+    NETWORK,
     NOTHING,
     Enqueued,
     HangVerdict,
@@ -25,7 +26,7 @@ from rlprof_ops.runtime.on_demand.group_state import is_open
 from rlprof_ops.words import ranks_text
 
 _MOST_GROUPS, _MOST_ROWS, _MOST_NAMED, _MOST_LAST_LINES = 4, 24, 8, 4
-_MOST_CHARACTERS = 300
+_MOST_CHARACTERS, _MOST_SUSPECTS = 300, 4
 _MARK = ":"  # Ray's own lines in a worker's log, such as `:actor_name:policy`
 
 
@@ -58,7 +59,9 @@ def _seen(folder: Path) -> list[dict[str, object]]:
 def _add_seen(
     world: Mapping[int, FlightDump], verdict: HangVerdict, seen: Iterable[Mapping[str, object]]
 ) -> None:
-    """Say what the missing ranks did, where that was seen in this collective of this world."""
+    """Say what the missing ranks did, or what may be to blame, where that was seen in this collective of this
+    world.
+    """
     for evidence in seen:
         mark = f"fr_{foreign.text(evidence.get('world'))}_rank_"
         same = verdict.collective and evidence.get("sequence") == verdict.collective.sequence
@@ -66,6 +69,9 @@ def _add_seen(
             continue
         told = map(foreign.an_object, foreign.a_list(evidence.get("missing")))
         verdict.seen = {rank: row for row in told if (rank := foreign.whole(row.get("rank"))) is not None}
+        suspects = list(map(foreign.text, foreign.a_list(evidence.get("suspects"))))[:_MOST_SUSPECTS]
+        if verdict.kind == NETWORK and suspects:
+            verdict.text = "; ".join([verdict.text, *suspects])
     if verdict.missing and verdict.seen.keys() >= {*verdict.missing}:
         who = "; ".join(foreign.text(verdict.seen[rank].get("said")) for rank in verdict.missing[:4])
         verdict.text, verdict.sure = f"{who}: {verdict.text.partition(': ')[2]}", True

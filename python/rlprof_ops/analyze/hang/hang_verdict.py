@@ -392,7 +392,7 @@ def _all_there(group: ProcessGroup, what: Enqueued | None, waiting: tuple[int, .
     verdict = HangVerdict(
         NETWORK,
         f"nobody is missing: all ranks of {name_of(group.key)} are in {what}, so the network or a GPU is to"
-        " blame",
+        f" blame{_not_started(group)}",
         collective=what,
         waiting=waiting,
     )
@@ -400,6 +400,15 @@ def _all_there(group: ProcessGroup, what: Enqueued | None, waiting: tuple[int, .
         verdict.sure = False
         verdict.notes.append("who belongs to the group was taken from who has used it")
     return verdict
+
+
+def _not_started(group: ProcessGroup) -> str:
+    """Whose GPUs have not begun what others' have; torch tells it with TORCH_NCCL_ENABLE_TIMING."""
+    states = {rank: group.entries[rank][at].get("state") for rank, at in _opened(group).items()}
+    late = [rank for rank, state in states.items() if state == "scheduled"]
+    if not late or "started" not in states.values():
+        return ""
+    return f"; the {'GPU' if len(late) == 1 else 'GPUs'} of {ranks_text(late)} {_has(late)} not started it"
 
 
 def _behind(group: ProcessGroup) -> HangVerdict | None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from rlprof_ops.recorder.detect.anomaly import MEMORY, THROTTLE, Anomaly
-from rlprof_ops.recorder.samples.gpu import throttle_words
-from rlprof_ops.words import duration, size
+from rlprof_ops.recorder.samples.gpu import GpuSample, throttle_words
+from rlprof_ops.words import counted, duration, size
 
+# What NVIDIA's list of XIDs says of those that end a GPU's work, and are not the program's own fault.
+_XIDS = {
+    48: " (memory, an ECC error of two bits)",
+    74: " (NVLink)",
+    79: " (it has fallen off the bus)",
+    94: " (memory, a contained ECC error)",
+    95: " (memory, an ECC error that was not contained)",
+    119: " (its GSP does not answer)",
+}
 _THROTTLED_S = 5.0  # of the latest half minute
 _THROTTLE_WINDOW_S = 30.0
 _GRAIN_S = 10.0
@@ -19,6 +29,18 @@ _LEAST_WATCHED_S = 300.0
 _LEAST_USED = 0.7
 _FULL = 0.98
 _SOON_S = 900.0
+
+
+def gpu_faults(node: str, gpus: Iterable[GpuSample]) -> list[str]:
+    """What may be wrong with the GPUs of a node where nothing else tells why they stand, worst first."""
+    found = []
+    for gpu in gpus:
+        said = [f"has told XID {gpu.xid}{_XIDS.get(gpu.xid, '')}"] if gpu.xid else []
+        said += [f"has counted {counted(gpu.ecc_errors, 'ECC error')}"] if gpu.ecc_errors else []
+        said += [f"is throttled: {words}"] if (words := throttle_words(gpu.throttle)) else []
+        said += [f"has counted {counted(gpu.nvlink_errors, 'NVLink error')}"] if gpu.nvlink_errors else []
+        found += [(not gpu.xid, f"GPU {gpu.gpu} of node {node} {' and '.join(said)}")] if said else []
+    return [text for _, text in sorted(found)]
 
 
 class ThrottleDetector:

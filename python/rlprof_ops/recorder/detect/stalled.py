@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from rlprof_ops.host.ports import Connection
 from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, Anomaly
 from rlprof_ops.recorder.samples.family_work import WORKING_CORES, WORKING_MIB_S
 from rlprof_ops.recorder.samples.rank_states import ALONE, RankState
@@ -18,6 +19,7 @@ from rlprof_ops.words import duration, ranks_text, size
 
 # Shares of the group's timeout: with looks 5 s apart, all is said before half of it.
 _SUSPECT, _ALL_THERE, _LATE = 0.25, 0.4, 0.45
+_MOST_SUSPECTS = 4
 _BUSY_CORES = 0.5  # of a process without a group, for which the missing rank may wait
 _STOPPED = {
     "": "is gone",
@@ -34,13 +36,16 @@ def stalled(
     t_ns: int,
     engines_work: bool = False,
     clock_still_s: float = math.inf,
+    gpu_faults: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Anomaly]:
     """What stands in each world, of a node's processes by node; the same key as long as it is the same wait.
 
     `suspect_s`: how long a collective may be open before it is looked at. `engines_work`: a server makes
-    tokens. `clock_still_s`: since when no step or phase of the job has begun or ended.
+    tokens. `clock_still_s`: since when no step or phase of the job has begun or ended. `gpu_faults`: what may
+    be wrong with a node's GPUs, as sentences.
     """
-    placed = [(node, state) for node, found in states.items() for state in found]
+    names = {state.here: node for node, found in states.items() for state in found if state.here}
+    placed = [(node, _named(state, names)) for node, found in states.items() for state in found]
     placed.sort(key=lambda each: -each[1].still_s)  # of two processes of a rank the later one counts
     worlds: dict[str, dict[int, _Placed]] = {}
     for node, state in placed:
@@ -49,8 +54,48 @@ def stalled(
     found = []
     for world, ranks in worlds.items():
         elsewhere = engines_work or any(is_working(state) for _, state in placed if state.world != world)
-        found.append(_judged(ranks, suspect_s, t_ns, elsewhere, clock_still_s))
-    return [finding for finding in found if finding is not None]
+        finding = _judged(ranks, suspect_s, t_ns, elsewhere, clock_still_s)
+        if finding is not None:
+            found.append(_with_suspects(finding, ranks, gpu_faults or {}))
+    return found
+
+
+def _with_suspects(
+    finding: Anomaly, ranks: Mapping[int, _Placed], faults: Mapping[str, Iterable[str]]
+) -> Anomaly:
+    """Say whose GPUs are not well and whose connections do not move: of missing ranks that are neither
+    stopped nor gone, and of all ranks where none is missing.
+    """
+    concerned = {rank: ranks[rank] for rank in finding.ranks or sorted(ranks)}
+    one = _is_one({rank: state for rank, (_, state) in ranks.items() if state.group})
+    if not one or any(state.state in _STOPPED for _, state in concerned.values()):
+        return finding
+    told = [fault for node in {node: 0 for node, _ in concerned.values()} for fault in faults.get(node, ())]
+    for rank, (_, state) in concerned.items():
+        told += [_stuck(rank, each) for each in state.stuck if each.unsent or not finding.ranks]
+    if not told:
+        return finding
+    named = "" if finding.ranks else "suspect: "
+    text = f"{finding.text}; {named}{'; '.join(told[:_MOST_SUSPECTS])}"
+    return replace(finding, text=text, evidence={**finding.evidence, "suspects": told})
+
+
+def _stuck(rank: int, link: Connection) -> str:
+    bytes_ = [
+        f"{size(count)} {what}" for count, what in ((link.unsent, "unsent"), (link.unread, "unread")) if count
+    ]
+    return f"rank {rank}'s connection to {link.peer} has {' and '.join(bytes_)}"
+
+
+def _named(state: RankState, names: Mapping[str, str]) -> RankState:
+    """With nodes in the place of their addresses."""
+
+    def name(peer: str) -> str:
+        host, _, port = peer.rpartition(":")
+        return f"{names[host]}:{port}" if host in names else peer
+
+    stuck = tuple(replace(each, peer=name(each.peer)) for each in state.stuck)
+    return replace(state, awaits=name(state.awaits), stuck=stuck)
 
 
 def is_working(state: RankState) -> bool:

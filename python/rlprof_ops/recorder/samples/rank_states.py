@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.host import processes
+from rlprof_ops.host import ports, processes
+from rlprof_ops.host.ports import Connection
 from rlprof_ops.recorder.samples.family_work import FamilyWork
+from rlprof_ops.recorder.samples.links import Links
 from rlprof_ops.recorder.samples.memory_kills import MemoryKills
 from rlprof_ops.runtime import marks
 from rlprof_ops.runtime.marks import Now
@@ -26,9 +28,10 @@ class RankState:
     """One process. The collective from `group` to `timeout_s` has been open for `still_s`; where `group` is
     empty, none has begun or ended for so long. `state` is the letter of /proc, empty for one that is gone;
     `cores` and `mib_s` are what it and its children compute, read and write; `awaits`: the kind of file
-    system whose answer it waits for. `rank` ALONE: of no group. `told_ns`: when it has told this;
-    `task`: the actor and the method that it runs for Ray, `WorkerDict.actor_update`;
-    `idle_s`: how long it has computed, read and written next to nothing.
+    system, or the other end of a connection, whose answer it waits for. `rank` ALONE: of no group. `told_ns`:
+    when it has told this; `task`: the actor and the method that it runs for Ray, `WorkerDict.actor_update`;
+    `idle_s`: how long it has computed, read and written next to nothing. `stuck` and `here` are what `Links`
+    says of one that is in a collective or waits for a connection.
     """
 
     pid: int
@@ -49,6 +52,8 @@ class RankState:
     told_ns: int = 0
     task: str = ""
     idle_s: float = 0.0
+    stuck: tuple[Connection, ...] = ()
+    here: str = ""
 
 
 class RankStates:
@@ -57,6 +62,7 @@ class RankStates:
     def __init__(self, node_dir: Path, node: str = "") -> None:
         self._folder, self._events, self._node = node_dir / marks.FOLDER, node_dir / "events", node
         self._work: dict[int, FamilyWork] = {}
+        self._links: dict[int, Links] = {}
         self._kills = MemoryKills()
 
     def look(self, t_ns: int, told: Iterable[Now]) -> list[RankState]:
@@ -87,6 +93,9 @@ class RankStates:
         # one, and on a busy machine that look is late.
         told_still_ns = told.t_ns - told.since_ns
         still_ns = told_still_ns if knows and told_still_ns < STILL_S * 1e9 else t_ns - told.since_ns
+        links, peer = self._links.setdefault(pid, Links()), ports.awaited(pid)
+        if told.group or peer:
+            links.look(pid)
         return RankState(
             pid,
             work.worker,
@@ -102,8 +111,10 @@ class RankStates:
             letter.replace("X", ""),
             round(work.cores, 2) if letter else 0.0,
             round(work.mib_s, 1) if letter else 0.0,
-            processes.awaited_storage(pid),
+            processes.awaited_storage(pid) or peer,
             told.t_ns,
             processes.rays_task(pid),
             round(time.monotonic() - work.worked_s, 1),
+            links.stuck if told.group or peer else (),
+            links.here,
         )
