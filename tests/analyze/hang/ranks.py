@@ -1,4 +1,4 @@
-"""Real ranks that hang, on gloo: `python ranks.py FOLDER SCENARIO…`.
+"""Real ranks that hang, on gloo: `python -m tests.analyze.hang.ranks FOLDER SCENARIO…`.
 
 Each rank of a scenario writes `FOLDER/<scenario>/nccl_trace_rank_<rank>`, as torch does at a timeout, and the
 same as JSON into `FOLDER/<scenario>.json/`, while it hangs.
@@ -6,8 +6,10 @@ same as JSON into `FOLDER/<scenario>.json/`, while it hangs.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,8 +18,20 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 import torch.distributed.tensor
+from tests.recorder import hung_ranks
 
-SIZES = {"sleeps": 8, "leaves_early": 4, "shape": 3, "dtype": 3, "two_groups": 4}
+SIZES = {
+    "sleeps": 8,
+    "leaves_early": 4,
+    "calls_another": 3,
+    "shape": 3,
+    "dtype": 3,
+    "two_groups": 4,
+    "stopped": 4,
+    "killed": 4,
+}
+WITHOUT_DUMP = {"leaves_no_dump": 1, "stopped": 3, "killed": 2}
+HELD = ("lock", "file_lock", "dead_mount")  # rank 1, by something of its machine
 _DUMP_S = 4.0
 
 
@@ -99,6 +113,23 @@ def two_groups(rank: int) -> None:
     steps(1)
 
 
+def stopped(rank: int) -> None:
+    steps()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    steps(1)
+
+
+def killed(rank: int) -> None:
+    """gloo ends the collective of the others, where NCCL would wait."""
+    steps()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(RuntimeError):
+        steps(1)
+    stay()
+
+
 def fine(rank: int) -> None:
     steps()
     stay()
@@ -106,7 +137,7 @@ def fine(rank: int) -> None:
 
 def _dump(folder: str, scenario: str, rank: int) -> None:
     time.sleep(_DUMP_S)
-    if (scenario, rank) == ("leaves_no_dump", 1):
+    if WITHOUT_DUMP.get(scenario) == rank:
         return
     _write(f"{folder}/{scenario}.json/rank_{rank}.json", c10d._dump_fr_trace_json())
     _write(f"{folder}/{scenario}/nccl_trace_rank_{rank}", c10d._dump_fr_trace())
@@ -124,6 +155,10 @@ def _rank(folder: str, scenario: str, rank: int, size: int) -> None:
     timeout = datetime.timedelta(seconds=300)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     threading.Thread(target=_dump, args=(folder, scenario, rank), daemon=True).start()
+    if scenario in HELD:
+        files = f"{folder}/{scenario}.files"
+        os.makedirs(files, exist_ok=True)
+        getattr(hung_ranks, scenario)(rank, files)
     globals()[scenario](rank)
 
 
