@@ -39,14 +39,14 @@ BUDGET = {
     "job": 784,  # and what of run.json is written before a supervisor, or without one; where attach.env is
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1614,  # 1,100; what a GPU refuses, windows inside a step, steps by output, servers' parts
-    "backends": 2874,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
-    "window": 939,  # 700; and windows inside a step, and why one could not be: what the profiler still did
-    "trainers": 3684,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
-    "runtime": 3256,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
+    "request": 1656,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
+    "backends": 2880,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
+    "window": 948,  # 700; and windows inside a step, and why one could not be: what the profiler still did
+    "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
+    "runtime": 3295,  # 2,000; ranks of a launcher, Ray tasks, groups, requests and counts, whose steps
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3657,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
+    "supervisor": 3717,  # 2,200; Ray from a path with a blank, steps from what is printed (240), counts (60)
     "recorder": 2330,  # 1,500; who tells the steps, what stands and ends it, links that do not move, XIDs
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans

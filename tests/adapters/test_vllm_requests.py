@@ -188,3 +188,21 @@ def test_off_means_untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> 
     module.OutputProcessor = OutputProcessor  # type: ignore[attr-defined]
     adapter.install(MODULE, module)
     assert not hasattr(OutputProcessor.process_outputs, "_rlprof_wrapped")
+
+
+def test_its_requests_are_counted_for_windows(
+    engine: OutputProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(finished_requests.request_count, "tell", read.append)
+    for name in "abc":
+        comes(engine, name)
+    [counts] = read
+    assert counts() == (3, 0, 0)
+    engine.process_outputs([output("a", 1, 2, 3), output("b", 1, 2)], 1.0)
+    assert counts() == (3, 0, 3)
+    engine.process_outputs([output("a", 4, reason="stop"), output("b", 3, 4)], 1.1)
+    engine.abort_requests(["c-7f3a"], internal=True)
+    assert counts() == (3, 2, 4)
+    engine.process_outputs([output("b", 5, reason="length")], 1.2)
+    assert counts() == (3, 3, 0)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from rlprof_ops import backends
 from rlprof_ops.request import RequestError, plan, request_from_dict
 from rlprof_ops.request.step_part import StepPart
+from rlprof_ops.request.yaml_schema import schema
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -23,6 +26,11 @@ def asked(**more: Any) -> dict[str, Any]:
         ({"at": "my+phase+2s"}, StepPart(2.0, "my+phase")),
         ({"for": "1h"}, StepPart(0.0, None, 3600.0)),
         ({"at": None, "for": None}, None),
+        ({"at": "0s"}, StepPart()),
+        ({"after": "90%", "for": "20s"}, StepPart(length_s=20.0, done=90.0)),
+        ({"after": " 99.5 % "}, StepPart(done=99.5)),
+        ({"tokens": "2000:2200"}, StepPart(tokens=(2000, 2200))),
+        ({"tokens": "2000:", "for": "5s"}, StepPart(length_s=5.0, tokens=(2000, None))),
     ],
 )
 def test_what_is_asked_of_a_step(given: dict[str, Any], part: StepPart | None) -> None:
@@ -45,6 +53,16 @@ def test_what_is_asked_of_a_step(given: dict[str, Any], part: StepPart | None) -
         ({"at": "1s", "steps": "5:"}, "steps '5:' have no end"),
         ({"at": "1s", "steps": "1:20000"}, "at, for makes 19999 windows"),
         ({"at": "1s", "when": {"rank": "slow"}}, "what `when` opens is the next whole step"),
+        ({"after": "30s"}, "after '30s' is no share of a step's requests; .* Did you mean 'at: 30s'"),
+        ({"after": "0%"}, "write a number above 0 and up to 100 with %, such as 90%"),
+        ({"after": "101%"}, "no share of a step's requests"),
+        ({"after": 90}, "after 90 is no share of a step's requests"),
+        ({"tokens": "2200:2000"}, "tokens '2200:2000' is no part of an answer; write its first token"),
+        ({"tokens": "0:10"}, "no part of an answer"),
+        ({"tokens": 2000}, "such as 2000:2200, from 1 and in that order"),
+        ({"tokens": "20:30", "for": "5s"}, "tokens and for are two parts of a step; keep one of them"),
+        ({"at": "1s", "after": "50%", "for": "5s"}, "at and after and for are two parts of a step"),
+        ({"after": "50%", "when": {"rank": "slow"}}, "what `when` opens is the next whole step"),
         ({"duration": "20s"}, "unknown key 'duration'; .* Did you mean 'for'"),
     ],
 )
@@ -65,3 +83,36 @@ def test_the_plan_warns_of_a_phase_that_nobody_is_known_to_have() -> None:
     assert "at: 'generaton' is none of the known phases" in said
     assert said.endswith("Did you mean 'generation'?")
     assert not plan(request, {"policy": 1}, phases={"policy": ("generaton",)}).warnings
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"after": "90%", "for": "20s"}, "90% of the requests for 20s"),
+        ({"after": "90%"}, "90% of the requests for the rest of the step"),
+        ({"tokens": "2000:2200"}, "token 2000 to token 2200"),
+        ({"tokens": "2000:"}, "token 2000 for the rest of the step"),
+    ],
+)
+def test_what_is_counted_in_words(given: dict[str, Any], said: str) -> None:
+    request = request_from_dict(asked(**given))
+    (row,) = plan(request, {"policy": 1}).rows
+    assert str(row.part) == said and not plan(request, {"policy": 1}).warnings
+    assert schema_takes(given)
+
+
+def schema_takes(given: dict[str, Any]) -> bool:
+    return Draft202012Validator(schema()).is_valid(asked(**given))
+
+
+def test_the_schema_refuses_what_the_loader_does() -> None:
+    assert not any(map(schema_takes, ({"after": "90"}, {"after": "30s"}, {"tokens": "2000"})))
+
+
+def test_who_records_whole_steps_refuses_what_is_counted_too() -> None:
+    of_amd = {"captures": [{"backend": "rocprof_sys", "workers": "policy", "steps": "5", "after": "90%"}]}
+    (spec,) = request_from_dict(of_amd).captures
+    (said,) = backends.validate(spec, backends.Where()).errors
+    assert said.startswith(
+        "rocprof_sys takes no window inside a step (after, tokens): it records whole steps"
+    )

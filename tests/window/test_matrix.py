@@ -27,6 +27,8 @@ from rlprof_ops import backends
 from rlprof_ops.backends.contract import wrap_of
 from rlprof_ops.backends.window_support import (
     CAPTURE_RANGE,
+    COUNTED,
+    COUNTS_VLLM,
     DRIVERS,
     EACH_PHASE,
     EACH_STEP,
@@ -71,7 +73,10 @@ while True:
     with nvtx.annotate(f"at {time.time():.2f}"):
         time.sleep(0.02)
 """
+# The same second of a step, whatever tells of it.
 PART_ASKED = {"at": "generation+1s", "for": "1s"}
+COUNTED_ASKED = ({"after": "50%", "for": "1s"}, {"tokens": "20:30"})
+ASKED_OF_STEPS = [pytest.param(each, id=next(iter(each))) for each in (PART_ASKED, *COUNTED_ASKED)]
 
 taken: set[tuple[str, str, str]] = set()
 
@@ -219,17 +224,19 @@ def test_a_capture_range(job: Job, driver: str, each: str) -> None:
     assert job.copied() == {path.name for path in reports}
 
 
-@takes((PROCESS,), ("nsight",), PART)
+@takes((PROCESS,), ("nsight",), PART, COUNTED)
 @pytest.mark.nsys
-def test_a_part_of_a_step_in_the_process_itself(job: Job) -> None:
+@pytest.mark.parametrize("asked", ASKED_OF_STEPS[:2])
+def test_a_part_of_a_step_in_the_process_itself(job: Job, asked: dict[str, str]) -> None:
     need("nsys")
-    captures = [{"workers": "policy", "steps": "1:3", "options": {"t": "nvtx"}, **PART_ASKED}]
+    captures = [{"workers": "policy", "steps": "1:3", "options": {"t": "nvtx"}, **asked}]
     job.train("in_ticks", captures)
     rows = rows_of(job, captures)
     assert [row["state"] for row in rows.values()] == ["ok", "ok"], rows
     for step, row in rows.items():
-        assert row["part"] == "generation+1s for 1s"
-        begin_s, end_s = row["taken_s"]
+        counts_from_s = 0.0 if asked == PART_ASKED else 1.0
+        assert row["part"] == str(request_from_dict({"captures": captures}).captures[0].part)
+        begin_s, end_s = (each + counts_from_s for each in row["taken_s"])
         assert 0.5 <= begin_s < end_s < 3  # half a second early at most
         [report] = [path for path in job.copies.rglob("*.nsys-rep") if f"_step{step}-{step}_" in path.name]
         ticks = [text.split() for text in nvtx_ranges(report, job.node_dir) if text.count(" ") == 2]
@@ -239,11 +246,19 @@ def test_a_part_of_a_step_in_the_process_itself(job: Job) -> None:
         assert any(begin_s <= each <= end_s for each in seen)
 
 
-@takes((PROCESS, SUPERVISOR), ("torch", "memory"), PART)
-@pytest.mark.parametrize("driver", ["in_ticks", "unmodified_in_ticks"])
-def test_a_part_of_a_step_without_nsys(job: Job, driver: str) -> None:
+@takes((PROCESS, SUPERVISOR), ("torch", "memory"), PART, COUNTED)
+@pytest.mark.parametrize(
+    ("driver", "asked"),
+    [
+        ("in_ticks", PART_ASKED),
+        ("in_ticks", COUNTED_ASKED[1]),
+        ("unmodified_in_ticks", PART_ASKED),
+        ("unmodified_in_ticks", COUNTED_ASKED[0]),
+    ],
+)
+def test_a_part_of_a_step_without_nsys(job: Job, driver: str, asked: dict[str, str]) -> None:
     need("torch")
-    both = {"workers": "policy", "steps": "1:3", **PART_ASKED}
+    both = {"workers": "policy", "steps": "1:3", **asked}
     captures = [
         {"backend": "torch", **both},
         {"backend": "memory", "options": {"host": "true"}, **both},
@@ -254,7 +269,7 @@ def test_a_part_of_a_step_without_nsys(job: Job, driver: str) -> None:
         assert windows_of(ended) == [(1, 2, None), (2, 3, None)]
         assert {Path(event.path).name for event in ended} <= job.copied()
         for event in ended:
-            begin_s, end_s = event.taken_s
+            begin_s, end_s = (each + (asked != PART_ASKED) for each in event.taken_s)
             assert begin_s == pytest.approx(1, abs=0.5) and end_s == pytest.approx(2, abs=0.5)
             with gzip.open(job.node_dir / event.path, "rt") as report:
                 found = json.load(report)
@@ -269,11 +284,12 @@ def test_a_part_of_a_step_without_nsys(job: Job, driver: str) -> None:
             assert seen[0] == pytest.approx(1, abs=0.5) and seen[-1] == pytest.approx(2, abs=0.5)
 
 
-@takes((SUPERVISOR,), ("nsight",), PART)
+@takes((SUPERVISOR,), ("nsight",), PART, COUNTED)
 @pytest.mark.nsys
-def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job) -> None:
+@pytest.mark.parametrize("asked", [ASKED_OF_STEPS[0], ASKED_OF_STEPS[2]])
+def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job, asked: dict[str, str]) -> None:
     need("nsys")
-    captures = [{"workers": "rollout", "steps": "2:5", "options": {"t": "nvtx"}, **PART_ASKED}]
+    captures = [{"workers": "rollout", "steps": "2:5", "options": {"t": "nvtx"}, **asked}]
     request = request_from_dict({"captures": captures})
     begun: dict[int, float] = {}
     waited: list[float] = []
@@ -288,6 +304,9 @@ def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job) -> None:
             if step != 4:
                 windows.phase(step, "generation")
             begun[step] = time.time()
+            for name in ("token 20", "token 30") if length_s > 2 else ():
+                await asyncio.sleep(1)
+                windows.phase(step, name)
             await asyncio.sleep(length_s)
             windows.end(step)
         await windows.close()
@@ -296,9 +315,12 @@ def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job) -> None:
         asyncio.run(steps())
     rows = rows_of(job, captures)
     assert [row["state"] for row in rows.values()] == ["ok", "missing", "missing"], rows
-    assert rows[3]["reason"].endswith("s, before generation+1s")
-    assert rows[4]["reason"].endswith("s, and no phase 'generation' began in it")
-    begin_s, end_s = rows[2]["taken_s"]
+    if asked == PART_ASKED:
+        assert rows[3]["reason"].endswith("s, before generation+1s")
+        assert rows[4]["reason"].endswith("s, and no phase 'generation' began in it")
+    else:
+        assert f"and nothing told of token 20: they are counted {COUNTS_VLLM}" in rows[3]["reason"]
+    begin_s, end_s = (each + (asked != PART_ASKED) for each in rows[2]["taken_s"])
     assert 0.5 <= begin_s < end_s
     [report] = (job.node_dir / "profiles").rglob("*.nsys-rep")
     ticks = [float(text.split()[1]) for text in nvtx_ranges(report, job.node_dir) if text.startswith("at ")]

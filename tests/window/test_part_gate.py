@@ -72,6 +72,45 @@ def test_a_window_counts_from_the_first_begin_of_its_phase() -> None:
     profiled.gate.leave(1)
 
 
+@pytest.mark.parametrize("at_ranges", [False, True])
+def test_a_window_from_one_token_to_another(at_ranges: bool) -> None:
+    profiled = Profiled(StepPart(tokens=(20, 30)), at_ranges=at_ranges)
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("token 20")
+    profiled.gate.visit()
+    wait_until(lambda: profiled.told, seconds=30)
+    assert profiled.told == ["opened"]
+    profiled.gate.begin_phase("token 30")
+    profiled.gate.visit()
+    wait_until(lambda: profiled.closed, seconds=30)
+    profiled.gate.leave(1)
+    assert profiled.told == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("at_ranges", [False, True])
+def test_a_step_that_ends_before_the_last_token(at_ranges: bool) -> None:
+    profiled = Profiled(StepPart(tokens=(20, 30)), at_ranges=at_ranges)
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("token 20")
+    profiled.gate.visit()
+    wait_until(lambda: profiled.told, seconds=30)
+    profiled.gate.leave(1)
+    wait_until(lambda: profiled.closed, seconds=30)
+    said = _LENGTH.sub("after 0 s", profiled.told[1])
+    assert said == "closed partial step 1 ended after 0 s, before token 30: the window closed with it"
+
+
+def test_a_token_that_comes_while_the_profiler_begins_closes_the_window_too() -> None:
+    profiled = Profiled(StepPart(tokens=(20, 30)), opening_s=0.3)
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("token 20")
+    profiled.gate.begin_phase("token 30")
+    wait_until(lambda: profiled.closed, seconds=30)
+    too_late = profiled.closed[0].too_late(time.monotonic(), 0.3, "")
+    assert too_late == "token 30 was over, before the profiler recorded: its start took 300 ms"
+    profiled.gate.leave(1)
+
+
 def test_the_rest_of_a_step() -> None:
     profiled = Profiled(StepPart(0.0, None, None))
     profiled.gate.enter(1)
@@ -89,6 +128,13 @@ def test_the_rest_of_a_step() -> None:
         (
             StepPart(0.0, "generatio", 1.0),
             ["step 1 ended after 0 s, and no phase 'generatio' began in it. Did you mean 'generation'?"],
+        ),
+        (
+            StepPart(done=90.0),
+            [
+                "step 1 ended after 0 s, and nothing told of 90% of the requests: they are counted in a job,"
+                " by the requests of vLLM's engines (V1)"
+            ],
         ),
         (StepPart(0.0, "rollout", 1.0), ["step 1 ended after 0 s, and no phase 'rollout' began in it"]),
     ],

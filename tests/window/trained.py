@@ -32,17 +32,51 @@ def with_our_runtime(pause=lambda step: None):
     prof.close()
 
 
+class Counts:
+    """The job's clock, as its supervisor writes it of an engine that others count: half of the requests are
+    done a second after the first phase of a step began, and the longest answer has 20 and 30 tokens a second
+    and two after.
+    """
+
+    def __init__(self):
+        from rlprof_ops.runtime.clock_file import ClockFile
+
+        self.clock = ClockFile(os.environ["RLPROF_NODE_DIR"], write=True)
+
+    def begin(self, step):
+        self.told = step, {}, time.monotonic_ns()
+        self.store()
+
+    def phase(self, name):
+        self.told[1][name] = time.monotonic_ns()
+        self.store()
+
+    def look(self):
+        for second, name in ((1, "50% of the requests"), (1, "token 20"), (2, "token 30")):
+            if name not in self.told[1] and time.monotonic_ns() - self.told[2] >= second * 1e9:
+                self.phase(name)
+
+    def store(self, runs=True):
+        from rlprof_ops.runtime.clock_file import ClockState
+
+        step, phases, since_ns = self.told
+        self.clock.store(ClockState(step, time.time_ns(), runs, 0, since_ns, dict(phases)))
+
+
 def in_ticks(tick_s=0.02, phase_s=3):
     """Our runtime, two steps of phases of `phase_s`; each tick is a range, called by when it began in it."""
     from rlprof_ops.runtime import profiler
 
+    counts = Counts()
     prof = profiler.from_env()
     for step in (1, 2):
         with prof.step(step):
+            counts.begin(step)
             for phase in PHASES:
                 with prof.range(phase):
                     began = time.monotonic()
                     while (now := time.monotonic() - began) < phase_s:
+                        counts.look()
                         with prof.range(f"{step} {phase} {now:.2f}"):
                             time.sleep(tick_s)
     prof.close()
@@ -66,19 +100,18 @@ def unmodified(around=lambda step: contextlib.nullcontext()):
 def unmodified_in_ticks(phase_s=3):
     """Two steps that somebody else leads; each tick is a task, called by when it began in its phase."""
     from rlprof_ops.runtime import follower
-    from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 
-    clock = ClockFile(os.environ["RLPROF_NODE_DIR"], write=True)
+    counts = Counts()
     for step in (1, 2):
-        since_ns, phases = time.monotonic_ns(), {}
+        counts.begin(step)
         for phase in PHASES:
-            phases[phase] = time.monotonic_ns()
-            clock.store(ClockState(step, time.time_ns(), True, 0, since_ns, dict(phases)))
+            counts.phase(phase)
             began = time.monotonic()
             while (now := time.monotonic() - began) < phase_s:
+                counts.look()
                 with follower.task(f"{step} {phase} {now:.2f}"):
                     work()
-        clock.store(ClockState(step, time.time_ns(), False, 0, since_ns, dict(phases)))
+        counts.store(runs=False)
 
 
 def with_a_range_of_its_own():

@@ -87,9 +87,16 @@ class Asked(Options, Protocol):
     def each(self) -> str: ...
 
     @property
-    def part(self) -> object: ...
+    def part(self) -> SpecPart | None: ...
 
     def windows(self) -> Sequence[Any]: ...
+
+
+class SpecPart(Protocol):
+    """The part of each step that a window holds, as far as a backend asks; `counts`: requests of engines."""
+
+    @property
+    def counts(self) -> bool: ...
 
 
 class Spec(Asked, Protocol):

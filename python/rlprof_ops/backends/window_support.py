@@ -16,11 +16,11 @@ DRIVERS = {
     ON_DEMAND: "`rlprof capture`, in a running job",
 }
 EACH_STEP, EACH_PHASE, SEVERAL = "each: step", "each: phase", "several ranges of steps"
-PART = "at, for"
+PART, COUNTED = "at, for", "after, tokens"
 RANKS, OUTPUT_DIR, RETRY = "ranks", "output_dir", "rlprof retry"
 MAX_MB, CAPTURE_RANGE = "max_mb", "capture-range"
 OPTIONS = {MAX_MB: "torch", CAPTURE_RANGE: "nsight"}  # about the window, and whose they are of ours
-FEATURES = (EACH_STEP, EACH_PHASE, PART, SEVERAL, RANKS, OUTPUT_DIR, *OPTIONS, RETRY)
+FEATURES = (EACH_STEP, EACH_PHASE, PART, COUNTED, SEVERAL, RANKS, OUTPUT_DIR, *OPTIONS, RETRY)
 
 ONE_WINDOW = (
     "a capture on demand is one window, of the next steps or of seconds: plan phases and other steps before"
@@ -29,6 +29,7 @@ ONE_WINDOW = (
 NOT_PLANNED = "`rlprof retry` asks again for what the request planned, and nobody planned this window"
 THEIRS = "such a window is from the trainer's start to its stop: its own settings decide what it holds"
 NOT_OURS = "the trainer writes its own file, which `rlprof harvest` lists as it is"
+COUNTS_VLLM = "in a job, by the requests of vLLM's engines (V1)"
 AT_THE_END = "its one report comes when the process ends"
 
 
@@ -41,10 +42,14 @@ _REFUSED_ON_DEMAND = {
     EACH_PHASE: ONE_WINDOW,
     SEVERAL: ONE_WINDOW,
     PART: ONE_WINDOW,
+    COUNTED: ONE_WINDOW,
     CAPTURE_RANGE: counts_at_start(CAPTURE_RANGE),
     RETRY: NOT_PLANNED,
 }
-_REFUSED_OF_TRAINERS = {EACH_PHASE: THEIRS, PART: THEIRS, SEVERAL: THEIRS, RETRY: NOT_PLANNED}
+_REFUSED_OF_TRAINERS = {
+    **dict.fromkeys((EACH_PHASE, PART, COUNTED, SEVERAL), THEIRS),
+    RETRY: NOT_PLANNED,
+}
 
 
 def driver_of(asked_by: str | None) -> str:
@@ -79,10 +84,10 @@ def _refused(backend: Backend, driver: str, feature: str) -> str:
     if feature in OPTIONS and feature not in backend.window_options:
         return f"{backend.name} has no option {feature!r}: only {OPTIONS[feature]} takes it"
     parts = backend.parts_of_steps or backend.parts_at_ranges
-    if feature == PART and driver in (PROCESS, SUPERVISOR) and not parts:
+    if feature in (PART, COUNTED) and driver in (PROCESS, SUPERVISOR) and not parts:
         return (
-            f"{backend.name} takes no window inside a step (at, for): it records whole steps, and phases with"
-            " each: phase; nsight, torch and memory take a part of a step"
+            f"{backend.name} takes no window inside a step ({feature}): it records whole steps, and phases"
+            " with each: phase; nsight, torch and memory take a part of a step"
         )
     if driver == ON_DEMAND:
         return _REFUSED_ON_DEMAND.get(feature, "")
@@ -99,8 +104,9 @@ def _how(backend: Backend, driver: str, feature: str) -> str:
     if feature == CAPTURE_RANGE:
         by = "; cudaProfilerApi: opened by the trainer's own calls" if driver == SUPERVISOR else ""
         return f"reports come when the process ends, and to `output_dir` when the node ends{by}"
-    if feature == PART:
+    if feature in (PART, COUNTED):
         theirs = "phases are those of the process that leads the steps" if driver == SUPERVISOR else ""
+        theirs = theirs if feature == PART else COUNTS_VLLM
         where = ("a task", "no task runs") if driver == SUPERVISOR else ("a range", "the step ends")
         seen = f"opens where {where[0]} begins or ends, closes there too or when {where[1]}"
         return "; ".join(filter(None, (seen if backend.parts_at_ranges else "", theirs)))
@@ -119,7 +125,7 @@ def refusals(backend: Backend, spec: Spec, driver: str = "") -> tuple[str, ...]:
     if len(spec.windows()) > 1:
         asked.append(SEVERAL)
     if spec.part is not None:
-        asked.append(PART)
+        asked.append(COUNTED if spec.part.counts else PART)
     found = [support(backend, driver or PROCESS, feature).refused for feature in asked]
     if spec.when is not None:
         found.append(support(backend, ON_DEMAND, EACH_STEP).refused)

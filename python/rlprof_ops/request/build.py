@@ -13,7 +13,7 @@ from rlprof_ops import backends
 from rlprof_ops.request.model import EACH, ON_ERROR, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_of_range, shown, words
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
-from rlprof_ops.request.step_part import StepPart, read_at, read_length
+from rlprof_ops.request.step_part import READERS, StepPart
 from rlprof_ops.request.steps import Steps
 from rlprof_ops.request.steps_from import EXAMPLE, STEPS_FROM_KEYS, StepsFrom, parse_rule
 from rlprof_ops.request.when import WHEN_KEYS, When, parse
@@ -23,7 +23,7 @@ Path = tuple[Any, ...]
 
 REQUEST_KEYS = ("captures", "enabled", "output_dir", "steps_from")
 CAPTURE_KEYS = (
-    "backend", "workers", "ranks", "steps", "each", "at", "for",
+    "backend", "workers", "ranks", "steps", "each", "at", "after", "tokens", "for",
     "options", "flags", "env", "on_error", "when",
 )  # fmt: skip
 KEY_ALIASES = {
@@ -37,7 +37,6 @@ KEY_ALIASES = {
     "step_range": "steps",
     "tool": "backend",
     "discrete": "each",
-    "after": "at",
     "offset": "at",
     "delay": "at",
     "begin": "at",
@@ -240,24 +239,22 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
 
 
 def _part(reader: Reader, path: Path, data: Mapping[str, Any]) -> StepPart | None:
-    """What `at` and `for` say; None where a capture has neither."""
-    if data.get("at") is None and data.get("for") is None:
-        return None
-    point, length_s = StepPart(), None
-    try:
-        point = read_at(data["at"]) if data.get("at") is not None else point
-    except ValueError as error:
-        reader.problem((*path, "at"), str(error))
-    try:
-        length_s = read_length(data["for"]) if data.get("for") is not None else None
-    except ValueError as error:
-        reader.problem((*path, "for"), str(error))
-    return replace(point, length_s=length_s)
+    """What `at`, `after`, `tokens` and `for` say; None where a capture has none of them."""
+    given = [name for name in READERS if data.get(name) is not None]
+    part = StepPart()
+    for name in given:
+        try:
+            part = replace(part, **READERS[name](data[name]))
+        except ValueError as error:
+            reader.problem((*path, name), str(error))
+    if len(given) > 1 and (given[1] != "for" or part.ends_with):
+        reader.problem((*path, given[1]), f"{' and '.join(given)} are two parts of a step; keep one of them")
+    return part if given else None
 
 
 def _check_part(reader: Reader, path: Path, spec: CaptureSpec) -> None:
     """A part of a step stands beside nothing that makes another window of it."""
-    at = (*path, "at" if "at" in spec.origins else "for")
+    at = (*path, next(name for name in READERS if name in spec.origins))
     if spec.each == "phase":
         reader.problem(
             (*path, "each"),

@@ -86,9 +86,7 @@ class CaptureSpec:
         if self.each != "step":
             data["each"] = self.each
         if self.part is not None:
-            data["at"] = self.part.at
-            if self.part.length is not None:
-                data["for"] = self.part.length
+            data.update(self.part.to_dict())
         for name, value in (
             ("options", dict(self.options)),
             ("flags", list(self.flags)),

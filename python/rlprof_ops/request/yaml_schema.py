@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlprof_ops import backends
+from rlprof_ops.request import step_part
 from rlprof_ops.request.model import EACH, ON_ERROR
 from rlprof_ops.request.steps_from import EXAMPLE, WHEN_OF_A_LINE
 from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
@@ -13,6 +14,7 @@ ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
 STEPS_TEXT = rf"^\s*({ITEM}(\s*,\s*{ITEM})*)?\s*$"
 TIME_TEXT = r"^\s*([0-9]*\.)?[0-9]+\s*(ms|s|min|h)\s*$"
 AT_TEXT = r"^\s*([^\W\d].*\+\s*)?([0-9]*\.)?[0-9]+\s*(ms|s|min|h)\s*$|^\s*[^\W\d][^+]*$"
+SHARE_TEXT, TOKENS_TEXT = (rf"^\s*{text}\s*$" for text in (step_part.SHARE_TEXT, step_part.TOKENS_TEXT))
 VALUE = {"type": ["string", "number", "boolean"]}
 
 
@@ -99,6 +101,18 @@ def schema() -> dict[str, Any]:
                 "type": ["string", "null"],
                 "pattern": AT_TEXT,
                 "examples": ["30s", "generation", "generation+60s"],
+            },
+            "after": {
+                "description": "A window opens once this share of the step's requests is done.",
+                "type": ["string", "null"],
+                "pattern": SHARE_TEXT,
+                "examples": ["90%"],
+            },
+            "tokens": {
+                "description": "A window from one token of the step's longest answer to another.",
+                "type": ["string", "null"],
+                "pattern": TOKENS_TEXT,
+                "examples": ["2000:2200", "2000:"],
             },
             "for": {
                 "description": "How long it is open, at most until the step ends.",

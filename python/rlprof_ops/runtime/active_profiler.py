@@ -18,6 +18,7 @@ from rlprof_ops.backends.contract import WindowRecorder
 from rlprof_ops.backends.window_support import AT_THE_END, ON_DEMAND, driver_of
 from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log, log_once
@@ -39,6 +40,7 @@ Function = TypeVar("Function")
 
 _LOCK_TIMEOUT_S = 5.0
 _RUNNING = -1
+_POLL_S = 0.05
 
 
 class Profiler:
@@ -94,6 +96,8 @@ class Profiler:
         for spec in specs:
             self._captures.add(spec, specs)
         self._quiet = self._captures.inactive_step_range(0)
+        if not follows and any(spec.part and spec.part.counts for spec in specs):
+            threading.Thread(target=self._hear_counts, name="rlprof-counts", daemon=True).start()
         self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
         self._signals = signals.on_terminate(self._on_terminate)
@@ -300,6 +304,15 @@ class Profiler:
     def has_parts(self, step: int) -> bool:
         """Whether windows inside steps are open or to come in `step` or later."""
         return not self._closed and self._captures.has_parts(step)
+
+    def _hear_counts(self) -> None:
+        """What windows inside steps begin or end with, and others count, from the job's clock."""
+        with contextlib.suppress(OSError, KeyError):  # nobody counts: the windows say so
+            clock = ClockFile(os.environ[env_names.NODE_DIR])
+            while self.has_parts(self._last_step):
+                state = clock.read()
+                self.tell_phases(state.step, {name: at_ns / 1e9 for name, at_ns in state.phases.items()})
+                time.sleep(_POLL_S)
 
     def tell_parts(self, step: int, began_s: float, runs: bool) -> None:
         """The job's step, for windows that open inside it on threads of their own."""

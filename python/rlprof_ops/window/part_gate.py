@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rlprof_ops.backends.window_support import COUNTS_VLLM
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Window, window_at
@@ -136,37 +137,46 @@ class _InsideStep:
         self._began_s = began_s
         self._lock = threading.RLock()  # a signal may end the process at any line of this
         self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._told = threading.Event()  # that the step has ended, or what closes the window
         self._ended_s = math.inf
         self._done = False
         self._cut = False
         self._phases: list[str] = []
-        if gate.part.phase is None:
+        if gate.part.begins_with is None:
             self._count_from(self._began_s)
 
     @property
     def over(self) -> bool:
         """The step has ended, or the window has."""
-        return self._done or self._ended.is_set()
+        return self._done or self._ended_s < math.inf
 
     def begin_phase(self, name: str, at_s: float) -> None:
-        if name == self._gate.part.phase:
+        if name == self._gate.part.begins_with:
             self._count_from(at_s)
+        elif name == self._gate.part.ends_with:
+            self._closes_s = min(self._closes_s, at_s)
+            self._told.set()
         elif name not in self._phases and len(self._phases) < _MOST_PHASES:
             self._phases.append(name)
 
     def end(self, cut: bool = False) -> None:
         """The step ended; with `cut`, this process's windows did."""
         with self._lock:
-            if self._ended.is_set():
+            if self._ended_s < math.inf:
                 return
             self._ended_s, self._cut = time.monotonic(), cut
-            self._ended.set()
+            self._told.set()
             missed = self._thread is None and not self._done
         if missed:
-            phase = self._gate.part.phase or ""
-            seen = did_you_mean(phase, self._phases)
-            self._miss(f"{self._how_it_ended()}, and no phase {phase!r} began in it.{seen}".rstrip("."))
+            self._miss(f"{self._how_it_ended()}, and {self._not_told}")
+
+    @property
+    def _not_told(self) -> str:
+        part = self._gate.part
+        if part.counts:
+            return f"nothing told of {part.begins_with}: they are counted {COUNTS_VLLM}"
+        phase = part.phase or ""
+        return f"no phase {phase!r} began in it.{did_you_mean(phase, self._phases)}".rstrip(".")
 
     @property
     def is_busy(self) -> bool:
@@ -180,7 +190,7 @@ class _InsideStep:
 
     def _count_from(self, begin_s: float) -> None:
         with self._lock:
-            if self._thread is not None or self._done or self._ended.is_set():
+            if self._thread is not None or self.over:
                 return
             self._count(begin_s)
 
@@ -200,7 +210,8 @@ class _InsideStep:
             self._waited_for = str(before._window)
             before.join(open_wait_s() + close_wait_s())
         opens_s = begin_s + part.after_s
-        self._closes_s = math.inf if part.length_s is None else opens_s + part.length_s
+        if part.length_s is not None:
+            self._closes_s = opens_s + part.length_s
         if self._ended_before(opens_s - gate.lead_s):
             before_at = f"{self._how_it_ended()}, before {part.at}"
             self._miss(before_at if self._ended_s < opens_s else self._too_late(self._ended_s))
@@ -211,21 +222,19 @@ class _InsideStep:
 
     def _close(self, early: bool) -> None:
         """Close the window; `early`: with its step."""
-        if early and (self._cut or self._gate.part.length_s is not None):
-            self._window.note = f"{self._how_it_ended()}, before {self._end}: the window closed with it"
-        self._gate.close_now(partial=bool(self._window.note))
-
-    @property
-    def _end(self) -> str:
         part = self._gate.part
-        return f"{part.at}+{part.length}" if part.length else "its end"
+        if early and (self._cut or part.length_s is not None or part.ends_with):
+            self._window.note = (
+                f"{self._how_it_ended()}, before {self._gate.part.end}: the window closed with it"
+            )
+        self._gate.close_now(partial=bool(self._window.note))
 
     def _too_late(self, at_s: float, start_s: float = 0.0, busy: str = "") -> str:
         """As `OpenWindow.too_late` says."""
         if at_s >= self._ended_s:
             over = self._how_it_ended()
         elif at_s >= self._closes_s:
-            over = f"{self._end} was over"
+            over = f"{self._gate.part.end} was over"
         else:
             return ""
         if start_s:
@@ -238,7 +247,8 @@ class _InsideStep:
     def _ended_before(self, at_s: float) -> bool:
         """Wait until then; whether the step ended meanwhile."""
         left_s = at_s - time.monotonic()
-        return self._ended.wait(None if left_s == math.inf else max(0.0, left_s))
+        self._told.wait(None if left_s == math.inf else max(0.0, left_s))
+        return self._ended_s < math.inf
 
     def _how_it_ended(self) -> str:
         return f"step {self.step} ended after {duration((self._ended_s - self._began_s) * 1e9)}"
@@ -259,7 +269,8 @@ class _AtRanges(_InsideStep):
         if self._opens_s == math.inf:
             self._window.counted_from_s = begin_s
             self._opens_s = begin_s + part.after_s
-            self._closes_s = math.inf if part.length_s is None else self._opens_s + part.length_s
+            if part.length_s is not None:
+                self._closes_s = self._opens_s + part.length_s
 
     @property
     def due(self) -> bool:
@@ -272,7 +283,7 @@ class _AtRanges(_InsideStep):
             self._done = True
             self._close(early=False)
         elif time.monotonic() >= self._closes_s:
-            self._miss(f"{self._end} was over, and {self._no_place}")
+            self._miss(f"{self._gate.part.end} was over, and {self._no_place}")
         else:
             self._opened = self._gate.open_now(self._window)
             self._done = not self._opened
@@ -282,7 +293,6 @@ class _AtRanges(_InsideStep):
             super().end(cut)
             return
         self._ended_s, self._cut = time.monotonic(), cut
-        self._ended.set()
         if self._opened:
             self._done = True
             self._close(early=self._ended_s < self._closes_s)
@@ -293,6 +303,5 @@ class _AtRanges(_InsideStep):
 
     @property
     def _no_place(self) -> str:
-        return (
-            f"no range of the thread that trains began or ended between {self._gate.part.at} and {self._end}"
-        )
+        part = self._gate.part
+        return f"no range of the thread that trains began or ended between {part.at} and {part.end}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.step_part import StepPart
-from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime import request_count, step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.leader import Leader
 from rlprof_ops.runtime.process.event_log import EventLog
@@ -19,6 +20,7 @@ from rlprof_ops.runtime.trainer_request import with_request
 from rlprof_ops.supervisor.control_channel import ControlServer, Joined, NodeLink
 from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
+from rlprof_ops.supervisor.steps.step_requests import RequestsCounted, RequestShares
 
 
 class SlowWindows:
@@ -30,6 +32,7 @@ class SlowWindows:
         self.ended: list[int] = []
         self.phases: list[tuple[int, str]] = []
         self.resumed: list[tuple[int, bool]] = []
+        self.parts: list[StepPart] = []
 
     async def begin(self, step: int) -> None:
         await asyncio.sleep(self.seconds)
@@ -158,6 +161,70 @@ def test_every_node_hears_of_the_phase_that_a_window_counts_from(tmp_path: Path,
         await cluster.stop()
 
     asyncio.run(scene())
+
+
+def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two engines, one on each node, whose counts go the real way from a process to the head."""
+    parts = [StepPart(done=50.0), StepPart(tokens=(20, 30))]
+    request = ProfileRequest(
+        tuple(CaptureSpec(workers=("*",), steps=Steps.of([Window(1, 3)]), part=part) for part in parts)
+    )
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
+    counts = {"n1": (0, 0, 0), "n2": (0, 0, 0)}
+
+    async def scene() -> None:
+        cluster = Cluster(tmp_path, 0)
+        for windows in cluster.windows.values():
+            windows.parts = parts
+        await cluster.start()
+        for name, folder in cluster.folders.items():
+            monkeypatch.setenv("RLPROF_NODE_DIR", str(folder))
+            request_count.tell(functools.partial(counts.__getitem__, name))
+            await asyncio.sleep(0.3)
+
+        async def heard(*names: str) -> None:
+            """What both nodes have heard of since, in a while in which more would come."""
+            await asyncio.sleep(0.5)
+            for windows, folder in zip(cluster.windows.values(), cluster.folders.values(), strict=True):
+                assert [name for _, name in windows.phases] == list(names)
+                assert set(names) <= ClockFile(folder).read().phases.keys()
+                windows.phases.clear()
+
+        lead = step_clock.lead(str(cluster.folders["n2"]), request)
+        assert lead is not None
+        lead.begin(1)
+        counts["n1"] = (8, 3, 19)
+        await heard()
+        counts["n2"] = (4, 2, 10)  # 5 of 12
+        await heard()
+        counts["n2"] = (4, 3, 21)
+        await heard("50% of the requests", "token 20")
+        counts["n1"], counts["n2"] = (8, 8, 0), (4, 4, 40)
+        await heard("token 30")
+        lead.end(1)
+        lead.begin(2)
+        counts["n1"] = (10, 10, 1)  # 2 of at least 12
+        await heard()
+        counts["n1"], counts["n2"] = (16, 14, 1), (8, 4, 1)
+        await heard("50% of the requests")
+        await cluster.stop()
+
+    asyncio.run(scene())
+
+
+def test_a_step_that_validates_too_does_not_hide_the_share_of_the_next_one():
+    requests, part = RequestShares(), StepPart(done=50.0)
+    came = 0
+    assert not requests.take("n1", RequestsCounted(7, 0, 0, 0), [part])
+    for step, count in enumerate((10, 40, 10, 10)):
+        requests.begin()
+        for done in range(1, count + 1):
+            told = requests.take("n1", RequestsCounted(7, came + count, came + done, 0), [part])
+            assert told == (["50% of the requests"] if done == count / 2 else []), (step, done)
+        came += count
+        requests.end()
 
 
 @pytest.mark.timed

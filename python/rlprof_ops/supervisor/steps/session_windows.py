@@ -16,6 +16,7 @@ from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.window_support import TRAINER
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
+from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import window_at
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
@@ -63,6 +64,11 @@ class Windows:
         self._request, self._specs = request, _ours(request)
         self._output_dir.folders = output_dir.folder_of(request, self._cwd)
         return True
+
+    @property
+    def parts(self) -> list[StepPart]:
+        """The parts of steps that the job's windows hold, of whatever backend."""
+        return [spec.part for spec in (self._request.captures if self._request else ()) if spec.part]
 
     def _watch(self, session: Session, specs: tuple[CaptureSpec, ...] = ()) -> WatchedSession:
         watched = WatchedSession(session, self._node_dir, specs, self._output_dir, self._say)

@@ -27,6 +27,7 @@ from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.step_clock import short_path
 from rlprof_ops.supervisor.control_channel import Lost, Message
 from rlprof_ops.supervisor.steps.session_windows import Windows
+from rlprof_ops.supervisor.steps.step_requests import RequestsCounted, RequestShares
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class StepRelay:
         self._taken = taken
         self._told = told
         self._told_by_process = False
+        self._requests = RequestShares()
         self._others: Callable[[], Iterable[str]] | None = None
         self._state = ClockState()
         self._file: ClockFile | None = None
@@ -181,6 +183,8 @@ class StepRelay:
             message = StepEnded(int(said["end"]), int(said["t_ns"]), bool(said.get("log")))
         elif "phase" in said:
             message = PhaseBegan(int(said["step"]), str(said["phase"]))
+        elif "came" in said:
+            message = RequestsCounted(*(int(said[name]) for name in ("pid", "came", "done", "longest")))
         elif "request" in said:
             message = RequestTold(str(said["request"]))
         elif "window" in said:
@@ -219,9 +223,16 @@ class StepRelay:
             await self._opened(message.step, node)
         elif self._is_overruled(message):
             return
+        elif isinstance(message, RequestsCounted):
+            for name in self._requests.take(node, message, self._windows.parts):
+                await self._deal(node, PhaseBegan(self.step, name))
         elif isinstance(message, (StepBegan, PhaseBegan, StepEnded, RequestTold)):
             if isinstance(message, StepBegan) and message.wait:
                 self._waiting[message.step] = {self._node, *self._others()}
+            if isinstance(message, StepBegan):
+                self._requests.begin()
+            elif isinstance(message, StepEnded):
+                self._requests.end()
             await self._tell(message)
             await self.apply(message)
 

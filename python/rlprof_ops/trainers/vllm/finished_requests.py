@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from rlprof_ops.runtime import request_count
 from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, follow
 from rlprof_ops.runtime.request_log import EngineRequest, RequestLog, RequestTokens
 
@@ -39,6 +40,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.off = False
+        self.came = self.done = 0
         self.log: RequestLog | None = None
         self.open: WeakKeyDictionary[Any, _Open] = WeakKeyDictionary()
 
@@ -101,6 +103,15 @@ def _came(token: tuple[Any, Any], error: BaseException | None) -> None:
         features = getattr(request, "mm_features", None)
         mine.requests[request.request_id] = state, int(request.arrival_time * _SECOND), features
         mine.unbegun.add(request.request_id)
+        _PROCESS.came += 1
+        if _PROCESS.came == 1:
+            request_count.tell(_counts)
+
+
+def _counts() -> tuple[int, int, int]:
+    """As `request_count.tell` has it; from a thread beside those of the engine."""
+    opened = [each for mine in list(_PROCESS.open.values()) for each in list(mine.requests.values())]
+    return _PROCESS.came, _PROCESS.done, max((_tokens(state.detokenizer) for state, *_ in opened), default=0)
 
 
 @_or_off
@@ -154,6 +165,7 @@ def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> N
 
     for name, reason in done:
         state, arrival_ns, features = mine.requests.pop(name)
+        _PROCESS.done += 1
         mine.unbegun.discard(name)
         first = mine.first.pop(name, None)
         stats = state.stats
