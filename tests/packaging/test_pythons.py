@@ -59,9 +59,9 @@ loader = importlib.machinery.ExtensionFileLoader("_trace_scan", sys.argv[1])
 module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_trace_scan", loader))
 loader.exec_module(module)
 text = b'{"cat": "cpu_op", "name": "a", "ts": 1.5, "dur": 2}'
-events, parts, names, tracks, collectives = module.Scanner().scan(text, len(text))
+events, parts, names, tracks, collectives, shapes = module.TraceScanner(()).scan(text, len(text))
 print(events, int.from_bytes(parts[0][1], sys.byteorder), names)
-assert module.Scanner().scan(text, 5) is None
+assert module.TraceScanner(()).scan(text, 5) is None
 """
 
 

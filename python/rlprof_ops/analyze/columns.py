@@ -17,6 +17,8 @@ Flags = npt.NDArray[np.bool_]
 Column = npt.NDArray[np.generic]  # of a table, whichever
 Part = dict[str, Column]  # some rows of a table
 Track = tuple[str, str]  # (pid, tid)
+Shape = tuple[str, str, str]
+"""What an operator says of its inputs, as JSON: dimensions, types and plain values; "null" where nothing."""
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 NO_VALUE = -1
@@ -37,6 +39,18 @@ class Spans:
     @property
     def end(self) -> Ints:
         return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Shaped(Spans):
+    """The operators whose work their shapes tell, once more: `shape` codes into `Trace.shapes`."""
+
+    shape: Codes
+
+    @staticmethod
+    def none() -> Shaped:
+        times, codes = np.empty(0, np.int64), np.empty(0, np.int32)
+        return Shaped(times, times, codes, codes, codes)
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,8 @@ class Trace:
     gpu: GpuSpans
     memory: MemorySamples
     collectives: tuple[Collective, ...] = ()
+    shaped: Shaped = field(default_factory=Shaped.none)
+    shapes: tuple[Shape, ...] = ()
     metrics: MetricSamples = field(default_factory=MetricSamples.none)
     events: int = 0
     damaged: int = 0
@@ -162,6 +178,7 @@ class Trace:
         for times in (
             self.ranges.start,
             self.ops.start,
+            self.shaped.start,
             self.launches.start,
             self.gpu.start,
             self.memory.time,
@@ -189,6 +206,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "device": np.int32,
     "stream": np.int32,
     "collective": np.int32,
+    "shape": np.int32,
     "gpu": np.int32,
     "metric": np.int32,
     "share": np.float64,

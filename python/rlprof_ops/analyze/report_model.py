@@ -486,6 +486,32 @@ class LaunchQueueRow(msgspec.Struct, frozen=True):
     full: Annotated[float, Meta(description="share of the window in which 1,024 waited, CUDA's most")]
 
 
+class OperatorRow(msgspec.Struct, frozen=True):
+    """Calls of one operator with equal inputs in a phase of a worker, by the GPU work that they launched."""
+
+    worker: str
+    phase: str
+    name: str
+    inputs: Annotated[str, Meta(description="dimensions of the two that are multiplied")]
+    dtype: str
+    count: Count
+    total_ns: Annotated[Ns, Meta(description="of the GPU")]
+    flops: Annotated[Count, Meta(description="of a call, by its shapes")]
+    size_bytes: Annotated[Count | None, Meta(description="of a call: its inputs and results, once each")]
+    tflops: Annotated[float, Meta(description="reached, a second")]
+    gb_per_s: float | None
+    gpu: Annotated[str, Meta(description='"" where the trace does not name one')]
+    peak_tflops: Annotated[float | None, Meta(description="of the GPU, dense, of 16-bit floats; else null")]
+    share: Annotated[float | None, Meta(description="of the peak")]
+    bound: Annotated[
+        Literal["compute", "memory"] | None,
+        Meta(description="what so many FLOPs a byte wait for on that GPU"),
+    ]
+    roof_tflops: Annotated[
+        float | None, Meta(description="the most by the peak and the GPU's memory: the roofline")
+    ]
+
+
 class KernelClassRow(msgspec.Struct, frozen=True):
     """GPU work of one class in a phase of a worker."""
 
@@ -745,6 +771,7 @@ class Answer(msgspec.Struct, frozen=True):
     kernel_durations: Annotated[
         list[KernelDurationRow], Meta(description="of the kernels that take longest in all")
     ] = []
+    operators: Annotated[list[OperatorRow], Meta(description="FLOPs by shapes, the most GPU time first")] = []
 
 
 def json_schema() -> dict[str, object]:

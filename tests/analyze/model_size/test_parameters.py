@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops.analyze.gpu_peaks import PEAKS, gpu_peak
 from rlprof_ops.analyze.model_size.parameters import count_parameters, read_config, told_parameters
-from rlprof_ops.analyze.model_size.utilisation import PEAKS, peak_tflops
 from rlprof_ops.errors import UsageError
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "parameter_counts.json").read_text())
@@ -101,8 +101,9 @@ def test_what_is_no_number_of_parameters(text: str) -> None:
     ],
 )
 def test_peaks_by_name(name: str, peak: float | None) -> None:
-    assert peak_tflops(name) == peak
+    found = gpu_peak(name)
+    assert (found and found.tflops) == peak
 
 
 def test_every_peak_has_a_source() -> None:
-    assert all(peak > 0 and source for _, peak, source in PEAKS)
+    assert all(tflops > 0 and memory > 0 and source for _, tflops, memory, source in PEAKS)

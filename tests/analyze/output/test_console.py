@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.analyze.as_data import typed
+from tests.analyze.shared import real
 from tests.analyze.simulated import simulated_answer
 
+from rlprof_ops.analyze import reporting
 from rlprof_ops.analyze.output.terminal import MAX_ROWS, show, standard_output
 
 
@@ -17,6 +19,16 @@ def test_a_log_cuts_no_word(capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "…" not in said and "\x1b" not in said
     assert all(name in said for name in {row["worker"] for row in answer["phases"]})
+
+
+def test_operators_that_are_cut_are_counted(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "80")
+    show(reporting.answer_of(real("torch/sampled_rank-0.json.gz"), jobs=1, cache=False), standard_output())
+    table = capsys.readouterr().out.partition("FLOPs of operators, by shape")[2]
+    rows = [line for line in table.splitlines() if " × " in line]
+    assert len(rows) == 8 and all(line.rstrip(" │").endswith(" -") for line in rows)
+    assert "│ … 158 more" in table
 
 
 def test_of_many_gpus_the_worst_are_shown_and_the_others_counted(capsys, monkeypatch):

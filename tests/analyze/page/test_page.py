@@ -142,6 +142,7 @@ def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> Non
 def test_launches_are_folded_below_the_kernels(browser: Any, tmp_path: Path) -> None:
     report(real("torch/b200_eager_part.json.gz"), output=tmp_path, jobs=1, cache=False)
     opened(browser, tmp_path / "report.html")
+    assert column(browser, "operators-table", 9) == ["compute", "memory", "compute"]
     folded = browser.find_element(By.ID, "launches")
     assert not browser.find_element(By.ID, "queues-table").is_displayed()
     folded.find_element(By.TAG_NAME, "summary").click()

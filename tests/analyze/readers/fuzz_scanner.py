@@ -44,6 +44,7 @@ PIECES = [
     *(b'"cat": "kernel"', b'"ts": 1.5', b'"dur": 0', b'"name": "n"', b'"pid": 1', b'"args": {}'),
     *(b'"device": 1', b'"stream": null', b'"correlation": -1', b'"bytes": 8', b'"Collective name": "all"'),
     *(b'"cat": "cpu_instant_event"', b'"name": "[memory]"', b'"Total Allocated": 5', b'"cat": "Trace"'),
+    *(b'"cat": "cpu_op"', b'"name": "aten::mm"', b'"Input Dims": [[1]]', b'"Concrete Inputs": [""]'),
 ]  # fmt: skip
 
 

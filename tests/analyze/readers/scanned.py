@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rlprof_ops.analyze.columns import Collective, Trace
+from rlprof_ops.analyze.operator_flops import COUNTED
 from rlprof_ops.analyze.readers import UnreadableReport, chrome_events, torch_trace
 from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.torch_columns import Columns
@@ -31,9 +32,10 @@ def tables(columns: Columns) -> Tables:
     found: Tables = {
         "names": columns.names.values(), "tracks": columns.tracks.values(),
         "collectives": columns.collectives.values(), "events": columns.events,
-        "damaged": columns.damaged, "pid": columns.pid(), "span": columns.span,
+        "shapes": columns.shapes.values(), "damaged": columns.damaged,
+        "pid": columns.pid(), "span": columns.span,
     }  # fmt: skip
-    for table in ("ranges", "ops", "launches", "gpu", "memory"):
+    for table in ("ranges", "ops", "shaped", "launches", "gpu", "memory"):
         found[table] = [
             {column: values.tolist() for column, values in part.items()}
             for part in getattr(columns, table)._pending
@@ -88,6 +90,10 @@ def by_json(text: bytes) -> Counter[tuple[Any, ...]] | None:
         span = (event["name"], nanoseconds(event["ts"]), max(nanoseconds(event["dur"]), 0))
         args = event.get("args", {}) if category != "cpu_op" and category != "user_annotation" else {}
         track = (event.get("pid"), event.get("tid"))
+        said = event.get("args") or {}
+        if category == "cpu_op" and span[0] in COUNTED and said.get("Input Dims") is not None:
+            shape = [said.get(key) for key in ("Input Dims", "Input type", "Concrete Inputs")]
+            rows[("shaped", *span, track, repr(shape))] += 1
         if category not in GPU:
             rows[(category in LAUNCHES, *span, track, args.get("correlation", -1))] += 1
             continue
@@ -115,6 +121,13 @@ def rows_of(found: Tables) -> Counter[tuple[Any, ...]]:
                 part["start"], part["duration"], part["name"], part["track"], told, strict=True
             ):
                 rows[(table == "launches", names[name], start, duration, tracks[track], correlation)] += 1
+    for part in found["shaped"]:
+        for start, duration, name, track, shape in zip(
+            *(part[key] for key in ("start", "duration", "name", "track", "shape")), strict=True
+        ):
+            texts = found["shapes"][shape]
+            said = [json.loads(text, parse_float=Decimal, parse_int=Decimal) for text in texts]
+            rows[("shaped", names[name], start, duration, tracks[track], repr(said))] += 1
     for part in found["memory"]:
         told = zip(
             *(part[key] for key in ("time", "device", "allocated_bytes", "reserved_bytes")), strict=True

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import event as note
@@ -131,8 +132,19 @@ KERNEL = '{"cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7, 
 CALL = '{"cat": "cuda_runtime", "name": "k", "ts": 1, "dur": 1, "args": {%s}}'
 FLOW = '{"cat": "ac2g", "ts": %s}'
 SAMPLE = '{"cat": "cpu_instant_event", "name": "[memory]", "ts": 3.25, "ph": "i", "args": {%s}}'
+SHAPED = '{"cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2, "args": {%s}}'
+DIMS = '"Input Dims": [[2, 3], [3, 4]]'
 TAKES = [
     OP,
+    SHAPED % "",
+    SHAPED % DIMS,
+    SHAPED % f'{DIMS}, "Input type": ["float", "\u0066loat"], "Concrete Inputs": ["", "1."], "Ev Idx": 1',
+    SHAPED % '"Input Dims": null, "Input type": ["float"]',
+    SHAPED % '"Input Dims": {"a": [1e5, -0.5]}',
+    (SHAPED % DIMS).replace('{"Input', '{ "Input').replace(": [[", ":\n[[ "),
+    (SHAPED % "").replace("{}", "null"),
+    '{"args": {' + DIMS + '}, "dur": 1, "ts": 2, "name": "aten::bmm", "cat": "cpu_op"}, ' + SHAPED % DIMS,
+    OP[:-1] + ', "args": {"Input Dims": [1], "Input Dims": [2]}}',
     OP.replace('"cat": "cpu_op", ', ""),
     OP.replace("cpu_op", "Trace"),
     OP.replace("cpu_op", "Trace").replace('"a"', "[1]") + ", " + OP.replace("cpu_op", "Trace"),
@@ -176,6 +188,10 @@ REFUSES = [
     OP[:-1],
     OP.replace("cpu_op", "Trace").replace("1.5", '"1.5"'),
     OP.replace("cpu_op", "xpu_runtime"),
+    SHAPED % f"{DIMS}, {DIMS}",
+    SHAPED % '"Input \\u0044ims": []',
+    (SHAPED % DIMS).replace("aten::mm", "aten::m\\u006d"),
+    (SHAPED % "").replace("{}", "5"),
     OP.replace('"cpu_op"', "null"),
     SAMPLE % '"Total Allocated": null',
     SAMPLE % '"Total Allocated": 5, "Device Id": "0"',
@@ -436,6 +452,9 @@ def test_where_it_was_not_built_traces_are_read_without_it(
 ) -> None:
     monkeypatch.setattr(inflate, "PIECE_BYTES", 512)
     path = write_trace(tmp_path / "t.json", small(40))
+    built_earlier = ModuleType("_trace_scan")
+    monkeypatch.setitem(sys.modules, "rlprof_ops.analyze.readers.scan._trace_scan", built_earlier)
+    assert "not of this version" in batches.unused() and batches.new_scanner() is None
     monkeypatch.setitem(sys.modules, "rlprof_ops.analyze.readers.scan._trace_scan", None)
     assert "not built" in batches.unused()
     trace = torch_trace.read_torch(path)

@@ -6,41 +6,17 @@ FLOPs a token where it is trained on, 2 N where it only passes forward; N: the p
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from rlprof_ops.analyze.gpu_peaks import gpu_peak
 from rlprof_ops.analyze.model_size.parameters import ModelSize, read_config, told_parameters
 from rlprof_ops.analyze.report_model import GpuRow, MfuAnswer, MfuRow, PhaseRow, RankRow
 from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.errors import UsageError
-
-# What a GPU can do at most: dense BF16 matrix multiplication, as its maker's data sheet says. NVIDIA's sheets
-# give tensor throughput "with sparsity" for these; dense is half of it. A name that is not here has no peak:
-# it is told with `--peak-tflops`.
-# (name as CUDA or HIP gives it, dense BF16 TFLOP/s, data sheet)
-PEAKS: tuple[tuple[str, float, str], ...] = (
-    (r"GB[23]00", 2500.0, "NVIDIA GB200 NVL72, GB300 NVL72"),
-    (r"\bB[23]00", 2250.0, "NVIDIA HGX B200, HGX B300"),
-    (r"H[12]00 NVL", 835.5, "NVIDIA H100 NVL, H200 NVL"),
-    (r"H[18]00 PCIe", 756.5, "NVIDIA H100 PCIe"),
-    (r"GH200|H[128]00", 989.4, "NVIDIA H100 SXM, H200 SXM, GH200"),
-    (r"\bH20\b", 148.0, "NVIDIA H20"),
-    (r"A[18]00", 312.0, "NVIDIA A100, A800"),
-    (r"\bA30\b", 165.0, "NVIDIA A30"),
-    (r"\bA40\b", 149.7, "NVIDIA A40"),
-    (r"\bL40S\b", 362.05, "NVIDIA L40S"),
-    (r"\bL40\b", 181.05, "NVIDIA L40"),
-    (r"\bL4\b", 121.0, "NVIDIA L4"),
-    (r"MI355X", 2516.6, "AMD Instinct MI355X"),
-    (r"MI350X", 2306.9, "AMD Instinct MI350X"),
-    (r"MI3(00|25)X", 1307.4, "AMD Instinct MI300X, MI325X"),
-    (r"MI300A", 980.6, "AMD Instinct MI300A"),
-    (r"MI250X", 191.5, "AMD Instinct MI250X, one of its two dies, which is one device"),
-)
-_COMPILED = tuple((re.compile(pattern), peak) for pattern, peak, _ in PEAKS)
 
 FLOPS_A_TOKEN = {"train": 6, "generation": 2, "logprob": 2, "ref_logprob": 2}
 
@@ -142,12 +118,12 @@ def _row(
         return f"{worker}: no report of it has GPU work, so its GPUs are unknown; give --peak-tflops"
     peak = said.peak_tflops
     if peak is None:
-        peaks = {name: peak_tflops(name) for name in seen.values()}
+        peaks = {name: gpu_peak(name) for name in seen.values()}
         unknown = sorted(name or "a GPU without a name" for name, known in peaks.items() if known is None)
         if unknown:
             return f"{worker}: the peak of {', '.join(unknown)} is not known here; give --peak-tflops"
         # of GPUs that differ, all are counted: the mean of what each can do
-        peak = sum(peaks[name] or 0.0 for name in seen.values()) / len(seen)
+        peak = fmean(known.tflops for known in map(gpu_peak, seen.values()) if known)
     a_rank = max(len(seen), len(captured)) / len(captured)
     gpus = round(a_rank * max(world.get(worker, 0), len(captured)))
     flops = factor * said.model.met * tokens
@@ -163,8 +139,3 @@ def _row(
         peak_tflops=round(peak, 2),
         share=round(achieved / peak, 5),
     )
-
-
-def peak_tflops(name: str) -> float | None:
-    """Dense BF16 TFLOP/s of a GPU by its name; None where it is not known."""
-    return next((peak for pattern, peak in _COMPILED if pattern.search(name)), None)

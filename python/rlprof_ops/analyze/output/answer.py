@@ -28,6 +28,7 @@ from rlprof_ops.analyze.output.tables.launch_tables import (
     kernel_duration_rows,
     launch_queue_rows,
     launch_rows,
+    operator_rows,
 )
 from rlprof_ops.analyze.output.tables.work_tables import (
     MAX_COLLECTIVES,
@@ -177,6 +178,7 @@ def build(
         launches=launches,
         launch_queues=launch_queue_rows(read, index),
         kernel_durations=kernel_duration_rows(read),
+        operators=operator_rows(read),
     )
 
 

@@ -15,6 +15,7 @@ from rlprof_ops.analyze.report_model import Answer, CriticalPath, WhatIfRow
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
+FEW_ROWS = 8
 MAX_LINES = 6
 WIDTH_OF_A_LOG = 160
 
@@ -72,10 +73,11 @@ def coverage_line(answer: Answer) -> str:
 
 
 def tables(answer: Answer, width: int) -> list[Table]:
-    """Phases, GPUs and kernels, as far as the run has them; `width` is that of the terminal."""
+    """Phases, GPUs, kernels and operators, as far as the run has them; `width` is that of the terminal."""
     found = [_phases(answer)] if answer.phases else []
     found += [_gpu(answer)] if answer.gpu else []
-    return found + ([_kernels(answer, width)] if answer.kernels else [])
+    found += [_kernels(answer, width)] if answer.kernels else []
+    return found + ([_operators(answer, width)] if answer.operators else [])
 
 
 def _causes(answer: Answer, console: Console) -> None:
@@ -200,7 +202,7 @@ def _kernels(answer: Answer, width: int) -> Table:
     table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=14)
     for name in ("total", "share", "calls"):
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    for row in [k for k in answer.kernels if k.name != "(others)"][:8]:
+    for row in [k for k in answer.kernels if k.name != "(others)"][:FEW_ROWS]:
         table.add_row(
             escape(row.name),
             escape(row.phase or "-"),
@@ -209,6 +211,29 @@ def _kernels(answer: Answer, width: int) -> Table:
             f"{row.count:,}",
         )
     return table
+
+
+def _operators(answer: Answer, width: int) -> Table:
+    table = Table(title="FLOPs of operators, by shape", title_justify="left", title_style="bold")
+    table.add_column("operator", no_wrap=True, overflow="ellipsis", max_width=max(20, min(60, width - 51)))
+    for name in ("GPU time", "calls", "TFLOP/s", "of peak"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=7)
+    for row in answer.operators[:FEW_ROWS]:
+        table.add_row(
+            escape(f"{row.name.removeprefix('aten::')} {row.inputs.replace(', ', ',')}"),
+            duration(row.total_ns),
+            f"{row.count:,}",
+            f"{row.tflops:.3g}",
+            "-" if row.share is None else f"{percent(row.share)} {row.bound or ''}",
+        )
+    _count_rest(table, len(answer.operators) - FEW_ROWS)
+    return table
+
+
+def _count_rest(table: Table, left: int) -> None:
+    """Says what a table leaves out."""
+    if left > 0:
+        table.add_row(f"… {left:,} more", end_section=True)
 
 
 def _said_of_files(answer: Answer, console: Console) -> None:

@@ -29,6 +29,8 @@ from rlprof_ops.analyze.columns import (
     MemorySamples,
     MetricSamples,
     Origin,
+    Shape,
+    Shaped,
     Spans,
     Trace,
     Track,
@@ -37,13 +39,13 @@ from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 from rlprof_ops.analyze.readers.spill import Parts, release
 from rlprof_ops.backends import report_names
 
-VERSION = 6  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 7  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
-Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples, MetricSamples)
+Table = TypeVar("Table", Spans, Shaped, Launches, GpuSpans, MemorySamples, MetricSamples)
 _KEY = b"rlprof_ops.columns"
 _TABLES: dict[str, type[Spans | MemorySamples | MetricSamples]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
-    "metrics": MetricSamples,
+    "metrics": MetricSamples, "shaped": Shaped,
 }  # fmt: skip
 _COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
 _LATEST = 1 << 62  # ns; a later time is none
@@ -61,6 +63,7 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     names: tuple[str, ...]
     tracks: tuple[Track, ...]
     collectives: tuple[Collective, ...]
+    shapes: tuple[Shape, ...]
     events: int
     damaged: int
     truncated: str
@@ -101,8 +104,9 @@ def store(trace: Trace, report: Path, source_digest: str, *, alone: bool = False
 
     rest = _Rest(
         version=VERSION, digest=source_digest, alone=alone, origin=trace.origin, names=trace.names,
-        tracks=trace.tracks, collectives=trace.collectives, events=trace.events, damaged=trace.damaged,
-        truncated=trace.truncated, rows={name: len(getattr(trace, name)) for name in _TABLES},
+        tracks=trace.tracks, collectives=trace.collectives, shapes=trace.shapes, events=trace.events,
+        damaged=trace.damaged, truncated=trace.truncated,
+        rows={name: len(getattr(trace, name)) for name in _TABLES},
     )  # fmt: skip
     schema = pa.schema(
         [(c, pa.from_numpy_dtype(DTYPES[c])) for c in _COLUMNS],
@@ -213,10 +217,10 @@ def _load(path: Path, source_digest: str | None) -> Found:
 
     trace = Trace(
         origin=rest.origin, names=rest.names, tracks=rest.tracks, collectives=rest.collectives,
-        events=rest.events, damaged=rest.damaged, truncated=rest.truncated,
+        shapes=rest.shapes, events=rest.events, damaged=rest.damaged, truncated=rest.truncated,
         ranges=table("ranges", Spans), ops=table("ops", Spans), launches=table("launches", Launches),
         gpu=table("gpu", GpuSpans), memory=table("memory", MemorySamples),
-        metrics=table("metrics", MetricSamples),
+        metrics=table("metrics", MetricSamples), shaped=table("shaped", Shaped),
     )  # fmt: skip
     _check(trace)
     return Found(trace)
@@ -225,6 +229,7 @@ def _load(path: Path, source_digest: str | None) -> Found:
 def _check(trace: Trace) -> None:
     """Raises ValueError where a column points to what is not there, as no reader leaves it."""
     codes = {"name": len(trace.names), "track": len(trace.tracks), "collective": len(trace.collectives)}
+    codes["shape"] = len(trace.shapes)
     share = trace.metrics.share
     if not bool(((share >= 0) & (share <= 1)).all()):
         raise ValueError("metrics has a share that is none")

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import msgspec
 
+from rlprof_ops.analyze.columns import Shape
+
 
 class LaunchArgs(msgspec.Struct, gc=False, frozen=True):
     """What a call of a runtime or driver says."""
 
     correlation: object = None
+
+
+_NOTHING = msgspec.Raw(b"null")
+
+
+class ShapeArgs(msgspec.Struct, gc=False, frozen=True):
+    """What an operator says of its inputs."""
+
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
+
+
+def shape_of(dims: msgspec.Raw, types: msgspec.Raw, concrete: msgspec.Raw) -> Shape:
+    """The arguments of an operator as they are kept."""
+    told = [bytes(raw).decode("utf-8", "replace") for raw in (dims, types, concrete)]
+    return told[0], told[1], told[2]
 
 
 class CollectiveArgs(msgspec.Struct, gc=False, frozen=True):

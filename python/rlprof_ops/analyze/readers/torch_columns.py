@@ -22,10 +22,19 @@ from rlprof_ops.analyze.columns import (
     Flags,
     Ints,
     Part,
+    Shape,
 )
+from rlprof_ops.analyze.operator_flops import COUNTED, ELEMENT_BYTES
 from rlprof_ops.analyze.readers.chrome_events import DAMAGE, Event, without_lone_surrogates
 from rlprof_ops.analyze.readers.decimal_time import INVALID, nanoseconds
-from rlprof_ops.analyze.readers.event_args import CollectiveArgs, GpuArgs, LaunchArgs, MemoryArgs
+from rlprof_ops.analyze.readers.event_args import (
+    CollectiveArgs,
+    GpuArgs,
+    LaunchArgs,
+    MemoryArgs,
+    ShapeArgs,
+    shape_of,
+)
 from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.spill import Parts
 
@@ -37,33 +46,9 @@ _GPU_KINDS = {
 _SCANNED_GPU_KINDS = {
     batches.GPU_KERNEL: KERNEL, batches.GPU_MEMCPY: MEMCPY, batches.GPU_MEMSET: MEMSET,
 }  # fmt: skip
-_ELEMENT_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "int": 4,
-    "int32": 4,
-    "uint32": 4,
-    "double": 8,
-    "float64": 8,
-    "long": 8,
-    "int64": 8,
-    "bfloat16": 2,
-    "half": 2,
-    "float16": 2,
-    "short": 2,
-    "char": 1,
-    "byte": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-}
 INT64 = 1 << 63
 Value = TypeVar("Value", bound=Hashable)
-Args = TypeVar("Args", LaunchArgs, GpuArgs, MemoryArgs)
+Args = TypeVar("Args", LaunchArgs, GpuArgs, MemoryArgs, ShapeArgs)
 
 
 @dataclass(frozen=True)
@@ -100,6 +85,9 @@ _gpu_args = ArgsReader(
 _memory_args = ArgsReader(
     msgspec.json.Decoder(list[MemoryArgs | None]), msgspec.json.Decoder(MemoryArgs | None), MemoryArgs()
 )
+_shape_args = ArgsReader(
+    msgspec.json.Decoder(list[ShapeArgs | None]), msgspec.json.Decoder(ShapeArgs | None), ShapeArgs()
+)
 
 
 class Recoding:
@@ -108,14 +96,17 @@ class Recoding:
     def __init__(self) -> None:
         self.names: Codes = np.empty(0, np.int32)
         self.tracks: Codes = np.empty(0, np.int32)
+        self.shapes: Codes = np.empty(0, np.int32)
         self.collectives: Codes = np.full(1, NO_VALUE, np.int32)  # its last is that of -1: there is none
 
-    def add(self, names: list[int], tracks: list[int], collectives: list[int]) -> None:
+    def add(self, names: list[int], tracks: list[int], collectives: list[int], shapes: list[int]) -> None:
         """What the next codes of the scanner stand for."""
         if names:
             self.names = np.append(self.names, np.array(names, np.int32))
         if tracks:
             self.tracks = np.append(self.tracks, np.array(tracks, np.int32))
+        if shapes:
+            self.shapes = np.append(self.shapes, np.array(shapes, np.int32))
         if collectives:
             self.collectives = np.insert(self.collectives, -1, np.array(collectives, np.int32))
 
@@ -127,8 +118,10 @@ class Columns:
         self.names = Coder[object]()
         self.tracks = Coder[tuple[object, object]]()
         self.collectives = Coder[Collective]()
+        self.shapes = Coder[Shape]()
         self.ranges = Parts()
         self.ops = Parts()
+        self.shaped = Parts()
         self.launches = Parts()
         self.gpu = Parts()
         self.memory = Parts()
@@ -147,8 +140,9 @@ class Columns:
             [self.names.one(name) for name in batch.names],
             [self.tracks.one(track) for track in batch.tracks],
             [self._collective(said) for said in batch.collectives],
+            [self.shapes.one(shape) for shape in batch.shapes],
         )
-        for kind, start, duration, name, track, correlation, device, stream, size, collective in batch.parts:
+        for kind, start, duration, name, track, correlation, device, stream, size, told in batch.parts:
             if kind == batches.WINDOW:
                 begins, lasts = np.frombuffer(start, np.int64), np.frombuffer(duration, np.int64)
                 self.span = int(begins.min()), int((begins + lasts).max())
@@ -176,13 +170,15 @@ class Columns:
                 part["stream"] = np.frombuffer(stream, np.int32)
                 part["correlation"] = np.frombuffer(correlation, np.int64)
                 part["size_bytes"] = np.frombuffer(size, np.int64)
-                part["collective"] = codes.collectives[np.frombuffer(collective, np.int32)]
+                part["collective"] = codes.collectives[np.frombuffer(told, np.int32)]
                 part["track"] = np.full(count, NO_VALUE, np.int32)
                 self.gpu.append(part)
                 continue
             part["track"] = codes.tracks[np.frombuffer(track, np.int32)]
             if kind == batches.OP:
                 self._add_ops(part)
+                shapes = np.frombuffer(told, np.int32)
+                self._add_shaped(part, np.flatnonzero(shapes >= 0), codes.shapes[shapes[shapes >= 0]])
             elif kind == batches.RANGE:
                 self.ranges.append(part)
             else:
@@ -267,7 +263,20 @@ class Columns:
         return events, said, part
 
     def _ops(self, _category: str, events: list[Event]) -> None:
-        self._add_ops(self._host_spans(events)[1])
+        events, part = self._host_spans(events)
+        self._add_ops(part)
+        counted = [row for row, e in enumerate(events) if isinstance(e.name, str) and e.name in COUNTED]
+        found = _shape_args.read([events[row].args if len(events[row].args) else b"null" for row in counted])
+        told = {
+            row: self.shapes.one(shape_of(args.dims, args.types, args.concrete))
+            for row, args in zip(counted, found, strict=True)
+            if args is not None and bytes(args.dims) != b"null"
+        }
+        self._add_shaped(part, np.array(list(told), np.int64), np.array(list(told.values()), np.int32))
+
+    def _add_shaped(self, part: Part, rows: Ints, shapes: Codes) -> None:
+        if len(rows):
+            self.shaped.append({name: column[rows] for name, column in part.items()} | {"shape": shapes})
 
     def _add_ops(self, part: Part) -> None:
         counts = np.bincount(part["track"])
@@ -334,7 +343,7 @@ class Columns:
         return code
 
     def _new_collective(self, args: CollectiveArgs) -> int:
-        width = _ELEMENT_BYTES.get(text(args.dtype).lower(), 0)
+        width = ELEMENT_BYTES.get(text(args.dtype).lower(), 0)
         return self.collectives.one(
             Collective(
                 op=text(args.collective),

@@ -16,6 +16,7 @@ from rlprof_ops.analyze.columns import (
     Launches,
     MemorySamples,
     Origin,
+    Shaped,
     Spans,
     Trace,
 )
@@ -73,13 +74,15 @@ def _assemble(stream: ChromeEvents[Event | Scanned], columns: Columns) -> Trace:
         launches=columns.launches.table(Launches),
         gpu=in_order(columns.gpu.table(GpuSpans)),
         memory=columns.memory.table(MemorySamples),
+        shaped=columns.shaped.table(Shaped),
+        shapes=columns.shapes.values(),
         collectives=_with_members(columns.collectives.values(), stream.header.get("distributedInfo")),
         events=columns.events,
         damaged=columns.damaged + stream.damaged,
         truncated=stream.truncated,
     )
     trace = _with_window(trace, columns.span).shift(_base_ns(stream))
-    release(trace.ranges, trace.ops, trace.launches, trace.gpu, trace.memory)
+    release(trace.ranges, trace.ops, trace.shaped, trace.launches, trace.gpu, trace.memory)
     return trace
 
 

@@ -9,6 +9,7 @@ from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal
 from rlprof_ops.analyze.metrics.gpu_work.counters import ClassCounter, CounterSeries
 from rlprof_ops.analyze.metrics.gpu_work.launching import LaunchTotal, NameDurations, QueueLength
 from rlprof_ops.analyze.metrics.gpu_work.longest import LongKernels, no_kernels
+from rlprof_ops.analyze.metrics.gpu_work.operator_work import OperatorTotal
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -112,6 +113,7 @@ class Summary:
     launches: tuple[LaunchTotal, ...] = ()
     queues: tuple[QueueLength, ...] = ()
     durations: tuple[NameDurations, ...] = ()
+    operators: tuple[OperatorTotal, ...] = ()
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""

@@ -22,6 +22,7 @@ from rlprof_ops.analyze.metrics.gpu_work.launching import (
     queue_lengths,
 )
 from rlprof_ops.analyze.metrics.gpu_work.longest import longest_kernels
+from rlprof_ops.analyze.metrics.gpu_work.operator_work import operator_totals
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime, pipeline_times
 from rlprof_ops.analyze.metrics.gpu_work.serving import serving_totals
 from rlprof_ops.analyze.metrics.host_waits import host_communication
@@ -97,6 +98,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
     kernels, copies = top_kernels(trace, segments), copy_totals(trace, segments)
     durations, calls = kernel_durations(trace, segments, kernels), launched(trace)
     launches, queues = launch_totals(trace, calls, segments), queue_lengths(trace, calls)
+    operators = operator_totals(trace, calls, segments)
     del calls
     serving = serving_totals(trace, segments)
     counters = counter_series(trace)
@@ -136,6 +138,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         launches=launches,
         queues=queues,
         durations=durations,
+        operators=operators,
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),
         collectives=collective_totals(trace),

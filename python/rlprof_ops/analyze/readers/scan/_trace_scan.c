@@ -21,7 +21,7 @@
 
 typedef struct {
     int64_t start, duration, correlation, size;
-    uint32_t name, track, collective; /* entries, later codes; NO_ENTRY where there is none */
+    uint32_t name, track, told; /* entries, later codes; NO_ENTRY where there is none */
     int32_t device, stream;
 } Row;
 
@@ -29,7 +29,8 @@ typedef struct { Row *rows; size_t count, room; } Rows;
 
 typedef struct {
     PyObject_HEAD
-    Table names, tracks, collectives;
+    Table names, tracks, collectives, shapes;
+    uint32_t counted; /* entries of names: operators whose shapes are kept */
     Rows rows[KINDS];
     uint8_t *scratch;
     size_t scratch_room;
@@ -63,16 +64,16 @@ static Outcome track_of(Scanner *self, const Event *event, uint32_t *entry)
     return entry_of(&self->tracks, key, used, entry);
 }
 
-/* What a kernel says of its collective, as the text of a list. */
-static Outcome collective_of(Scanner *self, const Arguments *told, uint32_t *entry)
+/* What an event says in its first `fields` arguments, as the text of a list; nothing without the first. */
+static Outcome told_of(Scanner *self, const Arguments *told, int fields, Table *table, uint32_t *entry)
 {
     const Span null = {(const uint8_t *)"null", 4};
     Span said[COLLECTIVE_FIELDS];
-    size_t needed = COLLECTIVE_FIELDS + 1, used = 0;
+    size_t needed = (size_t)fields + 1, used = 0;
     *entry = NO_ENTRY;
     if (!(told->seen & 1u) || IS(told->said[0], "null"))
         return TAKEN;
-    for (int i = 0; i < COLLECTIVE_FIELDS; i++) {
+    for (int i = 0; i < fields; i++) {
         said[i] = told->seen & 1u << i ? told->said[i] : null;
         needed += said[i].length;
     }
@@ -81,13 +82,26 @@ static Outcome collective_of(Scanner *self, const Arguments *told, uint32_t *ent
     self->scratch = scratch;
     if (!grown)
         return NO_MEMORY;
-    for (int i = 0; i < COLLECTIVE_FIELDS; i++) {
+    for (int i = 0; i < fields; i++) {
         self->scratch[used++] = i ? ',' : '[';
         memcpy(self->scratch + used, said[i].text, said[i].length);
         used += said[i].length;
     }
     self->scratch[used++] = ']';
-    return entry_of(&self->collectives, self->scratch, used, entry);
+    return entry_of(table, self->scratch, used, entry);
+}
+
+/* The shapes of an operator that is counted. One whose name has another spelling is for the reader in Python. */
+static Outcome shape_of(Scanner *self, Event *event, const uint8_t *end, Row *row)
+{
+    Text args = {event->args, end};
+    if (!event->args || event->odd & ARGS)
+        return TAKEN;
+    if (row->name >= self->counted)
+        return memchr(event->name.text, '\\', event->name.length) ? REFUSED : TAKEN;
+    if (!take_arguments(&args, OP, &event->arguments))
+        return REFUSED;
+    return told_of(self, &event->arguments, SHAPE_FIELDS, &self->shapes, &row->told);
 }
 
 /* The columns of work on a GPU. */
@@ -102,7 +116,7 @@ static Outcome fill_gpu_row(Scanner *self, const Event *event, Row *row)
     row->device = code_of(device);
     row->stream = code_of(stream);
     row->size = event->kind == KERNEL ? -1 : number_of(told, BYTES, -1);
-    return collective_of(self, told, &row->collective);
+    return told_of(self, told, COLLECTIVE_FIELDS, &self->collectives, &row->told);
 }
 
 /* A sample of the allocator: what is allocated stands as correlation, what is reserved as size. */
@@ -114,12 +128,12 @@ static void fill_memory_row(const Arguments *told, Row *row)
     row->size = number_of(told, RESERVED, -1);
 }
 
-static Outcome add_row(Scanner *self, const Event *event)
+static Outcome add_row(Scanner *self, Event *event, const uint8_t *end)
 {
     Rows *rows = &self->rows[event->kind];
     Row row = {.start = event->start, .duration = event->duration < 0 ? 0 : event->duration, .name = NO_ENTRY,
                .track = NO_ENTRY, .correlation = number_of(&event->arguments, CORRELATION, -1), .size = -1,
-               .collective = NO_ENTRY};
+               .told = NO_ENTRY};
     Outcome outcome = TAKEN;
     if (event->kind == MEMORY)
         fill_memory_row(&event->arguments, &row);
@@ -129,6 +143,8 @@ static Outcome add_row(Scanner *self, const Event *event)
         outcome = fill_gpu_row(self, event, &row);
     else if (outcome == TAKEN && event->kind <= HIP_RUNTIME)
         outcome = track_of(self, event, &row.track);
+    if (outcome == TAKEN && event->kind == OP)
+        outcome = shape_of(self, event, end, &row);
     if (outcome != TAKEN)
         return outcome;
     if (rows->count == rows->room) {
@@ -155,7 +171,7 @@ static Outcome take_events(Scanner *self, Text in, size_t *events, Kind *order, 
         skip_space(&in);
         if (!take_event(&in, &event))
             return REFUSED;
-        Outcome outcome = event.kind == SKIPPED ? TAKEN : add_row(self, &event);
+        Outcome outcome = event.kind == SKIPPED ? TAKEN : add_row(self, &event, in.at);
         if (outcome != TAKEN)
             return outcome;
         ++*events;
@@ -173,15 +189,17 @@ static Outcome take_events(Scanner *self, Text in, size_t *events, Kind *order, 
 /* Codes in the order in which `torch_columns` would give them: kind by kind, row by row. */
 static Outcome number_rows(Scanner *self, const Kind *order, int kinds)
 {
-    if (!room_for_codes(&self->names) || !room_for_codes(&self->tracks) || !room_for_codes(&self->collectives))
+    if (!room_for_codes(&self->names) || !room_for_codes(&self->tracks) || !room_for_codes(&self->collectives)
+        || !room_for_codes(&self->shapes))
         return NO_MEMORY;
     for (int i = 0; i < kinds; i++) {
         Rows *rows = &self->rows[order[i]];
+        Table *told = order[i] == OP ? &self->shapes : &self->collectives;
         for (size_t at = 0; at < rows->count; at++) {
             Row *row = &rows->rows[at];
             row->name = numbered(&self->names, row->name);
             row->track = numbered(&self->tracks, row->track);
-            row->collective = numbered(&self->collectives, row->collective);
+            row->told = numbered(told, row->told);
         }
     }
     return TAKEN;
@@ -206,11 +224,11 @@ static PyObject *column(const Rows *rows, size_t offset, size_t width)
 
 #define COLUMN(member) column(rows, offsetof(Row, member), sizeof(((Row *)NULL)->member))
 
-/* (kind, start, duration, name, track, correlation, device, stream, size, collective) */
+/* (kind, start, duration, name, track, correlation, device, stream, size, told) */
 static PyObject *part_of(const Rows *rows, Kind kind)
 {
     return Py_BuildValue("(iNNNNNNNNN)", (int)kind, COLUMN(start), COLUMN(duration), COLUMN(name), COLUMN(track),
-                         COLUMN(correlation), COLUMN(device), COLUMN(stream), COLUMN(size), COLUMN(collective));
+                         COLUMN(correlation), COLUMN(device), COLUMN(stream), COLUMN(size), COLUMN(told));
 }
 
 /* The texts that got their code in this batch, as one JSON list. */
@@ -268,6 +286,7 @@ static PyObject *scan(PyObject *object, PyObject *args)
         Py_RETURN_NONE;
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(text);
     const uint32_t names = self->names.codes, tracks = self->tracks.codes, told = self->collectives.codes;
+    const uint32_t shapes = self->shapes.codes;
     Outcome outcome;
     self->busy = true;
     Py_BEGIN_ALLOW_THREADS
@@ -280,18 +299,33 @@ static PyObject *scan(PyObject *object, PyObject *args)
         return PyErr_NoMemory();
     if (outcome == REFUSED)
         Py_RETURN_NONE;
-    return Py_BuildValue("(nNNNN)", (Py_ssize_t)events, parts_of(self, order, kinds), new_texts(&self->names, names),
-                         new_texts(&self->tracks, tracks), new_texts(&self->collectives, told));
+    return Py_BuildValue("(nNNNNN)", (Py_ssize_t)events, parts_of(self, order, kinds), new_texts(&self->names, names),
+                         new_texts(&self->tracks, tracks), new_texts(&self->collectives, told),
+                         new_texts(&self->shapes, shapes));
 }
 
 static PyObject *new_scanner(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    if (PyTuple_Size(args) || (named && PyDict_Size(named))) {
-        PyErr_SetString(PyExc_TypeError, "Scanner() takes no arguments");
+    PyObject *counted;
+    static char *words[] = {"counted", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O!:TraceScanner", words, &PyTuple_Type, &counted))
         return NULL;
-    }
     allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return make(type, 0); /* all zero: no rows, empty tables */
+    Scanner *self = (Scanner *)make(type, 0); /* all zero: no rows, empty tables */
+    for (Py_ssize_t i = 0; self && i < PyTuple_Size(counted); i++) {
+        uint32_t entry;
+        char *text;
+        Py_ssize_t length;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(counted, i), &text, &length)) {
+            Py_CLEAR(self);
+        } else if (entry_of(&self->names, (const uint8_t *)text, (size_t)length, &entry) != TAKEN) {
+            Py_CLEAR(self);
+            PyErr_NoMemory();
+        } else {
+            self->counted = self->names.count;
+        }
+    }
+    return (PyObject *)self;
 }
 
 static void free_scanner(PyObject *object)
@@ -301,6 +335,7 @@ static void free_scanner(PyObject *object)
     free_table(&self->names);
     free_table(&self->tracks);
     free_table(&self->collectives);
+    free_table(&self->shapes);
     for (int kind = 0; kind < KINDS; kind++)
         free(self->rows[kind].rows);
     free(self->scratch);
@@ -318,12 +353,13 @@ static PyType_Slot scanner_slots[] = {
     {Py_tp_new, new_scanner},
     {Py_tp_dealloc, free_scanner},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "Scans the batches of one trace; equal texts have equal codes in all of them."},
+    {Py_tp_doc, "Scans the batches of one trace; equal texts have equal codes in all of them. Takes the names,\n"
+                 "in their quotes, of operators whose shapes are kept."},
     {0, NULL},
 };
 
 static PyType_Spec scanner_spec = {
-    "rlprof_ops.analyze.readers.scan._trace_scan.Scanner", (int)sizeof(Scanner), 0, Py_TPFLAGS_DEFAULT, scanner_slots,
+    "rlprof_ops.analyze.readers.scan._trace_scan.TraceScanner", (int)sizeof(Scanner), 0, Py_TPFLAGS_DEFAULT, scanner_slots,
 };
 
 static int fill_module(PyObject *module)
@@ -331,7 +367,7 @@ static int fill_module(PyObject *module)
     PyObject *type = PyType_FromSpec(&scanner_spec);
     if (!type)
         return -1;
-    int failed = PyModule_AddObjectRef(module, "Scanner", type);
+    int failed = PyModule_AddObjectRef(module, "TraceScanner", type);
     Py_DECREF(type);
     return failed;
 }

@@ -5,6 +5,7 @@
 
 #define MAX_ID 120 /* characters of a pid or tid, quotes included */
 #define COLLECTIVE_FIELDS 9
+#define SHAPE_FIELDS 3 /* of an operator */
 
 /* What becomes rows, in the order of `batches.OP` and those after it, then what is passed over. */
 typedef enum {
@@ -38,7 +39,8 @@ static bool on_gpu(Kind kind) { return kind == KERNEL || kind == MEMCPY || kind 
 static bool is_launch(Kind kind) { return kind == CUDA_RUNTIME || kind == CUDA_DRIVER || kind == HIP_RUNTIME; }
 static bool reads_args(Kind kind) { return on_gpu(kind) || is_launch(kind) || kind == MEMORY; }
 
-/* Arguments that are numbers; those below are a collective's, by their place in `event_args.CollectiveArgs`. */
+/* Arguments that are numbers; those below are a collective's or an operator's, by their place
+ * in `event_args.CollectiveArgs` and `ShapeArgs`. */
 enum {
     DEVICE = COLLECTIVE_FIELDS, STREAM, CORRELATION, BYTES, ALLOCATED, RESERVED, MEMORY_DEVICE, MEMORY_TYPE, OTHER
 };
@@ -47,6 +49,8 @@ static int argument_of(Span key, Kind kind)
 {
     if (is_launch(kind))
         return IS(key, "correlation") ? CORRELATION : OTHER;
+    if (kind == OP)
+        return IS(key, "Input Dims") ? 0 : IS(key, "Input type") ? 1 : IS(key, "Concrete Inputs") ? 2 : OTHER;
     if (kind == MEMORY)
         return IS(key, "Total Allocated") ? ALLOCATED : IS(key, "Total Reserved") ? RESERVED
              : IS(key, "Device Id") ? MEMORY_DEVICE : IS(key, "Device Type") ? MEMORY_TYPE : OTHER;
@@ -129,7 +133,7 @@ typedef struct {
     unsigned seen, odd; /* a bit a field: that is there; that only an event nothing is computed from may have */
     Span name, pid, tid;
     int64_t start, duration;
-    const uint8_t *args; /* where they begin, when they came before the category */
+    const uint8_t *args; /* where they begin, when they came before the category or are an operator's */
     Arguments arguments;
 } Event;
 
@@ -183,7 +187,7 @@ static bool take_field(Text *in, unsigned field, Event *event)
             return false;
         if (!odd && reads_args(event->kind))
             return take_arguments(in, event->kind, &event->arguments);
-        event->args = event->kind == UNKNOWN ? begin : NULL;
+        event->args = event->kind == UNKNOWN || event->kind == OP ? begin : NULL;
         good = skip_value(in);
         break;
     default:
