@@ -43,6 +43,8 @@ def test_the_age_of_a_job_that_has_ended(run_folder: RunFolder, capsys: pytest.C
     run_folder.record(cause="driver_exit", exit_code=0)
     first = shown(run_folder.path, capsys)[0]
     assert first.startswith("job 4711: step 5, 1 node, ended ") and first.endswith(" min ago")
+    run_folder.record(cause="driver_exit", exit_code=0, ended_ns=time.time_ns() - 2_400_000_000_000)
+    assert shown(run_folder.path, capsys)[0] == "job 4711: step 5, 1 node, ended 40.0 min ago"
 
 
 def test_who_tells_the_steps_and_what_is_heard(

@@ -25,14 +25,15 @@ _STALE_S = 30.0
 
 @dataclass(frozen=True)
 class RecordedSummary:
-    """A job's summary as it was read."""
+    """A job's summary as it was read; its age counts from `ended_ns` where a job that ended tells it."""
 
     data: dict[str, Any]
     has_ended: bool = False
+    ended_ns: int | None = None
 
     @property
     def age_s(self) -> float:
-        return max(0.0, time.time() - float(self.data["t_ns"]) / 1e9)
+        return max(0.0, time.time() - float((self.has_ended and self.ended_ns) or self.data["t_ns"]) / 1e9)
 
     @property
     def is_stale(self) -> bool:
@@ -57,7 +58,9 @@ def read_summary(run: Path) -> RecordedSummary:
         raise RlprofError(f"{path} is damaged: {foreign.reason_of(error)}") from None
     if data.get("schema") != SCHEMA:
         raise RlprofError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
-    return RecordedSummary(data, ended(run))
+    return RecordedSummary(
+        data, ended(run), foreign.whole(foreign.read_object(run / "run.json").get("ended_ns"))
+    )
 
 
 def ended(run: Path) -> bool:
@@ -99,8 +102,7 @@ def headline(recorded: RecordedSummary) -> list[str]:
             f"step times {sparkline(seconds)} last {duration(seconds[-1] * 1e9)},"
             f" median {duration(data['step_median_s'] * 1e9)}"
         )
-    lines.append(_heard(data))
-    return [printable(line) for line in lines]
+    return [printable(line) for line in (*lines, _heard(data))]
 
 
 def _heard(data: dict[str, Any]) -> str:

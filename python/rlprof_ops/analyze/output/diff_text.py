@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.run_diff import Change, Diff, describe, resolution, signed_percent
-from rlprof_ops.analyze.output.terminal import standard_output
+from rlprof_ops.analyze.output.terminal import count_rest, standard_output
 from rlprof_ops.analyze.output.text import duration
 
 MAX_ROWS = 20
@@ -76,6 +76,7 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
             cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}"]
             cells += ["?" if c.power is None else f"{100 * c.power:.0f} %", verdict, _more(c)]
         table.add_row(escape(c.what), *cells)
+    count_rest(table, len(changes) - MAX_ROWS)
     return table
 
 

@@ -45,7 +45,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     yield from _list("Utilisation", mfu_lines(answer.mfu))
     missing = [f"{lost.capture}: {lost.state}, {lost.reason}" for lost in answer.coverage.missing]
     unread = [f"{bad.path}: {bad.reason}" for bad in answer.coverage.unread]
-    yield from _list("Not in this report", [*missing, *unread][: terminal.MAX_ROWS])
+    yield from _list("Not in this report", terminal.first([*missing, *unread], terminal.MAX_ROWS))
     versions = answer.run.get("versions")
     told = dict(versions) if isinstance(versions, dict) else {}
     told["rlprof_ops"] = __version__

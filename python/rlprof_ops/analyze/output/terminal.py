@@ -144,6 +144,7 @@ def _phases(answer: Answer) -> Table:
             f"{row.imbalance:.2f}" if row.ranks > 1 else "-",
             f"{row.ranks} of {world[row.worker]}" if world.get(row.worker, 0) > row.ranks else str(row.ranks),
         )
+    count_rest(table, len(answer.phases) - MAX_ROWS)
     for worker in dict.fromkeys(r.worker for r in answer.ranks):
         rows = [a for a in answer.anatomy if answer.ranks[a.rank].worker == worker]
         if rows:
@@ -192,6 +193,7 @@ def _gpu(answer: Answer) -> Table:
         table.add_row(
             escape(f"one GPU: {users}"), duration(gpu.window_ns), "-", "-", "-", f"{idle} of the GPU"
         )
+    count_rest(table, len(answer.shared_gpus) - MAX_ROWS)
     return table
 
 
@@ -202,7 +204,8 @@ def _kernels(answer: Answer, width: int) -> Table:
     table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=14)
     for name in ("total", "share", "calls"):
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    for row in [k for k in answer.kernels if k.name != "(others)"][:FEW_ROWS]:
+    kernels = [k for k in answer.kernels if k.name != "(others)"]
+    for row in kernels[:FEW_ROWS]:
         table.add_row(
             escape(row.name),
             escape(row.phase or "-"),
@@ -210,6 +213,7 @@ def _kernels(answer: Answer, width: int) -> Table:
             percent(row.share),
             f"{row.count:,}",
         )
+    count_rest(table, len(kernels) - FEW_ROWS)
     return table
 
 
@@ -226,11 +230,11 @@ def _operators(answer: Answer, width: int) -> Table:
             f"{row.tflops:.3g}",
             "-" if row.share is None else f"{percent(row.share)} {row.bound or ''}",
         )
-    _count_rest(table, len(answer.operators) - FEW_ROWS)
+    count_rest(table, len(answer.operators) - FEW_ROWS)
     return table
 
 
-def _count_rest(table: Table, left: int) -> None:
+def count_rest(table: Table, left: int) -> None:
     """Says what a table leaves out."""
     if left > 0:
         table.add_row(f"… {left:,} more", end_section=True)
@@ -238,24 +242,26 @@ def _count_rest(table: Table, left: int) -> None:
 
 def _said_of_files(answer: Answer, console: Console) -> None:
     coverage = answer.coverage
-    for lost in coverage.missing[:MAX_ROWS]:
-        console.print(
-            f"[red]{escape(lost.state)}[/] {escape(lost.capture)} {escape(lost.reason)}",
-            highlight=False,
-        )
-    for bad in coverage.unread[:MAX_ROWS]:
-        console.print(f"[red]not read[/] {escape(bad.path)}: {escape(bad.reason)}", highlight=False)
-    for row in coverage.reports:
-        if row.truncated:
-            console.print(
-                f"[yellow]truncated[/] {escape(row.path)}: {escape(row.truncated)}", highlight=False
-            )
-        if row.damaged:
-            held = row.events + row.damaged
-            share = f"{row.damaged:,} of {held:,} events could not be read and are left out"
-            console.print(f"[yellow]damaged[/] {escape(row.path)}: {share}", highlight=False)
-    for other in coverage.listed[:MAX_ROWS]:
-        console.print(f"listed only: {escape(other.path)} ({size(other.size_bytes)})", highlight=False)
+    cut = [row for row in coverage.reports if row.truncated]
+    damaged = [row for row in coverage.reports if row.damaged]
+    for lines in (
+        [f"[red]{escape(m.state)}[/] {escape(f'{m.capture} {m.reason}')}" for m in coverage.missing],
+        [f"[red]not read[/] {escape(f'{bad.path}: {bad.reason}')}" for bad in coverage.unread],
+        [f"[yellow]truncated[/] {escape(f'{row.path}: {row.truncated}')}" for row in cut],
+        [
+            f"[yellow]damaged[/] {escape(row.path)}: {row.damaged:,} of {row.events + row.damaged:,} events"
+            " could not be read and are left out"
+            for row in damaged
+        ],
+        [f"listed only: {escape(other.path)} ({size(other.size_bytes)})" for other in coverage.listed],
+    ):
+        for line in first(lines, MAX_ROWS):
+            console.print(line, highlight=False)
+
+
+def first(lines: Sequence[str], most: int) -> list[str]:
+    """At most so many lines, and one that says how many are left out."""
+    return [*lines[:most], *(f"… {len(lines) - most:,} more, in report.html" for _ in lines[most : most + 1])]
 
 
 def _clocks(answer: Answer) -> str:
