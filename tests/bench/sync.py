@@ -195,6 +195,7 @@ def fresh(node: Path, target: Path, read_back: bool = True) -> tuple[float, floa
     sent before.
     """
     shutil.rmtree(node / "sync", ignore_errors=True)
+    (node / "run_folder").unlink(missing_ok=True)  # of the folder that stood there before
     syncer = Syncer(node, target, "n1")
     if not read_back:
         syncer.sender.is_whole = lambda out, copied: True
