@@ -262,7 +262,8 @@ def schema_page() -> str:
         "",
         (
             "The documents that programs may read, and their JSON Schemas (draft 2020-12): `rlprof schema"
-            " request`, `manifest` or `report` prints the whole schema. Made from them by `docs/generate.py`."
+            " request`, `manifest`, `run` or `report` prints the whole schema. Made from them by"
+            " `docs/generate.py`."
         ),
     ]
     for name, meaning in SCHEMAS.items():

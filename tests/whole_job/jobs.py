@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from tests.sandbox import JobState, Sandbox, SandboxError
 from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.job.run_json import schema
 
+RUN_SCHEMA = schema()
 HOME = Path(__file__).parents[2]
 NEEDS = (pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch)  # of a test of the demo
 DEMO = "python -m rlprof_ops.demo --steps 8"
@@ -71,6 +74,7 @@ class Job:
     @property
     def record(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.run / "run.json").read_text())
+        jsonschema.validate(found, RUN_SCHEMA)
         return found
 
     def states(self) -> dict[str, str]:

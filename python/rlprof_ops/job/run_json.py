@@ -1,4 +1,6 @@
-"""What run.json says of a job when it begins, whoever leads it: a supervisor, or `rlprof wrap` alone."""
+"""run.json: its rows, and what it says of a job when it begins, whoever leads it: a supervisor, or
+`rlprof wrap` alone.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import getpass
 import os
 import platform
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rlprof_ops.extras import installed_version
 from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.record_schema import DRAFT, row_schema
 from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
 
@@ -18,13 +21,95 @@ if TYPE_CHECKING:
 
     from rlprof_ops.request import ProfileRequest
 
+SCHEMA = 1
+Instant = Annotated[int | None, {"minimum": 0, "description": "UTC nanoseconds"}]
+Moment = Annotated[int, {"minimum": 0, "description": "UTC nanoseconds"}]
+
+
+class _Driver(TypedDict):
+    started_ns: Instant
+    ended_ns: Instant
+    exit_code: Annotated[int | None, {"description": "as a shell says it"}]
+    signal: Annotated[int | None, {"description": "the number of the signal that ended it"}]
+
+
+class DriverRow(_Driver, total=False):
+    name: Annotated[str, {"description": "of a run of `rlprof wrap`: the program behind it"}]
+
+
+class _End(TypedDict):
+    cause: Annotated[str, {"enum": [str(cause) for cause in EndCause][:-3]}]
+    detail: Annotated[str, {"description": "the words of whatever ended it, without secrets"}]
+    phases_s: Annotated[dict[str, float], {"description": "what the drain did -> seconds"}]
+
+
+class EndRow(_End, total=False):
+    drain_s: Annotated[float, {"minimum": 0}]
+    lost_nodes: list[str]
+
+
+class TakeoverRow(TypedDict):
+    """A supervisor that was killed, and followed by another one."""
+
+    node: str
+    t_ns: Moment
+    how: Annotated[str, {"description": "how the one before ended"}]
+
+
+class ProcessRow(TypedDict):
+    """One process of a run of `rlprof wrap`."""
+
+    started_ns: Instant
+    exit_code: int | None
+
+
+class _Begun(TypedDict):
+    schema: Annotated[int, {"const": SCHEMA}]
+    job: Annotated[str, {"description": "Slurm job id, `.rN` after the Nth requeue, or local-<pid>"}]
+    job_name: str
+    user: str
+    nodes: Annotated[list[str], {"description": "empty outside a job"}]
+    head: str
+    framework: Annotated[str | None, {"description": "RLPROF_TRAINER"}]
+    command: Annotated[str, {"description": "without secrets"}]
+    request: Annotated[dict[str, Any], {"description": "what to profile: `rlprof schema request`"}]
+    request_notes: Annotated[list[str], {"description": "what the request overrules"}]
+    world: Annotated[dict[str, int], {"description": "worker name -> number of ranks"}]
+    versions: dict[str, str]
+    submit_dir: str
+    started_ns: Moment
+    driver: DriverRow
+    end: EndRow
+
+
+class RunRow(_Begun, total=False):
+    """The whole file."""
+
+    ended_ns: Moment
+    waiting: Annotated[str, {"description": "what the driver waits for and no node has; empty: nothing"}]
+    takeovers: list[TakeoverRow]
+    processes: Annotated[dict[str, ProcessRow], {"description": "<host>:<pid> -> a process of `rlprof wrap`"}]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of run.json."""
+    rows = (DriverRow, EndRow, TakeoverRow, ProcessRow)
+    return {
+        "$schema": DRAFT,
+        "title": "rlprof-ops run",
+        "description": "What a job was asked to do, where it runs or ran, and how it ended: run.json of a run"
+        " folder. It is written anew at each turn of the job, and `end.cause` is `running` until its end.",
+        **row_schema(RunRow),
+        "$defs": {row.__name__: row_schema(row) for row in rows},
+    }
+
 
 def beginning(
     job: str, nodes: Sequence[str], head: str, command: str, request: ProfileRequest, notes: Sequence[str]
-) -> dict[str, Any]:
+) -> RunRow:
     """The record of a job that begins; `notes` are of its request."""
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "job": job,
         "job_name": os.environ.get("SLURM_JOB_NAME", ""),
         "user": _user(),

@@ -44,9 +44,10 @@ class RunRecord:
         writer: BackgroundWriter,
     ) -> RunRecord:
         """The record as a supervisor before has left it on the node, else that of a job that begins."""
-        data = run_json.beginning(
+        begun = run_json.beginning(
             place.job, place.nodes, place.node, settings["COMMAND"], request, state.notes
         )
+        data: dict[str, Any] = {**begun}
         data |= {"framework": settings["RLPROF_TRAINER"] or None, "started_ns": state.started_ns}
         data |= foreign.read_object(state.run_json)
         return cls(place, data, writer, state.run_json)

@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from tests.rayenv.stand_ins import own_environment
 
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.job.run_json import schema
 
 TRAINING = """
 import os, signal, sys, time
@@ -211,7 +213,9 @@ def test_a_signal_reaches_the_program_and_its_end_is_ours(tmp_path, number):
         time.sleep(0.1)
     assert _parent(child) is None, "the program outlived its wrap"
     if number == signal.SIGTERM:
-        assert json.loads(record.read_text())["driver"]["signal"] == number
+        found = json.loads(record.read_text())
+        jsonschema.validate(found, schema())
+        assert found["processes"] and found["driver"]["signal"] == number
         assert rows(manifest(tmp_path))[0, 9][1].startswith(f"{PROGRAM} was ended by signal 15 (SIGTERM)")
 
 
