@@ -36,7 +36,7 @@ MOST_FILES = 14
 BUDGET = {
     "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
     "host": 1200,  # host, job and slurm: 1,600; storage without answer, Ray's task, to whom a process talks
-    "job": 784,  # and what of run.json is written before a supervisor, or without one; where attach.env is
+    "job": 869,  # and the rows of run.json, what of it is written without a supervisor, attach.env
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1656,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
@@ -46,11 +46,11 @@ BUDGET = {
     "runtime": 3295,  # 2,000; ranks of a launcher, Ray tasks, groups, requests and counts, whose steps
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3717,  # 2,200; Ray from a path with a blank, steps from what is printed (240), counts (60)
+    "supervisor": 3718,  # 2,200; Ray from a path with a blank, steps from what is printed (240), counts (60)
     "recorder": 2330,  # 1,500; who tells the steps, what stands and ends it, links that do not move, XIDs
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
-    "commands": 1269,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "commands": 1272,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 12444,  # 7,600; no phases, diff, requests (samples, replay, age), pauses, hangs, FLOPs (230)
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,

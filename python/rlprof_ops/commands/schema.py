@@ -44,7 +44,7 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-@click.command(short_help="Print the JSON Schema of a request, a manifest, a run or a report.")
+@click.command(short_help="Print the JSON Schema of a document.")
 @click.argument("document", type=click.Choice(list(SCHEMAS)), default="request")
 def command(document: str) -> None:
     """Print the JSON Schema of a request (default), a manifest, a run or a report, for editors and programs.
