@@ -22,7 +22,8 @@ _ADVICE = {
     " non_blocking=True), at 20 to 55 GB/s over PCIe; a far lower rate means pageable memory or many small"
     " copies. See Copies for directions and phases: what stays on the GPU needs none.",
     "queued": "That is the latency of launches, or another stream that the work waits for: CUDA graphs and"
-    " fused kernels (torch.compile) leave fewer gaps. Below a few per cent it is usual.",
+    " fused kernels (torch.compile) leave fewer gaps. Below a few per cent it is usual. One long gap where"
+    " the window begins is work from before it, which no trace holds.",
     "synchronise": "Look for .item(), .cpu(), print() of a tensor and torch.cuda.synchronize() in the loop:"
     " each drains the GPU's queue, which then has to fill again.",
     "kernels": "Matrix products (gemm) and attention usually take most of the computing. Where elementwise,"
