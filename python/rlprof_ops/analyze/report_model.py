@@ -772,6 +772,9 @@ class Answer(msgspec.Struct, frozen=True):
         list[KernelDurationRow], Meta(description="of the kernels that take longest in all")
     ] = []
     operators: Annotated[list[OperatorRow], Meta(description="FLOPs by shapes, the most GPU time first")] = []
+    call_paths: Annotated[
+        list[NameRow], Meta(description="operators inside of others, from the outermost on: linear → addmm")
+    ] = []
 
 
 def json_schema() -> dict[str, object]:

@@ -179,6 +179,7 @@ def build(
         launch_queues=launch_queue_rows(read, index),
         kernel_durations=kernel_duration_rows(read),
         operators=operator_rows(read),
+        call_paths=name_rows(read, "paths", step_times(merged)),
     )
 
 

@@ -44,6 +44,11 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
                 with_noise=False,
             )
         )
+    if diff.paths:
+        title = (
+            "Operators by what they are inside of, 5 % or more (host time, a rank and step; noise not known)"
+        )
+        console.print(_table(title, diff.paths, with_noise=False))
     for label, names in (
         ("New straggler", diff.stragglers_new),
         ("No longer a straggler", diff.stragglers_gone),

@@ -1,5 +1,5 @@
-"""What changed between two runs beyond their own step-to-step noise: steps, phases, kernels, stragglers,
-coverage.
+"""What changed between two runs beyond their own step-to-step noise: steps, phases, kernels, operators,
+stragglers, coverage.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from rlprof_ops.analyze.causes.step_noise import Difference, Steps, differences
+from rlprof_ops.analyze.metrics.call_paths import INSIDE, MOST_PATHS
 from rlprof_ops.analyze.output.text import counted, duration, percent, unmarked
-from rlprof_ops.analyze.report_model import Answer
+from rlprof_ops.analyze.report_model import Answer, NameRow
 from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
@@ -25,6 +26,7 @@ FEW_STEPS = 10  # hardly tell how alike neighbouring ones are
 OF_FEW = 0.5  # of those false alarms is what is aimed at then
 KERNEL_CHANGE = 0.05  # kernels are summed over all steps, so their noise is not known
 KERNEL_SHARE = 0.005
+MOST_OF_IT = 0.8  # of a path's change is that of one inside of it
 _FIRST = 0.05  # of the whole run: what is still being compiled and warmed up
 _WARM = 1.25  # times the median of the steps after them that the first steps of a window take, warming up
 _WARM_PART = 3  # at most one in so many steps is that
@@ -95,10 +97,11 @@ class Diff:
     ranks: tuple[int, int]
     notes: tuple[str, ...]
     whole_run: tuple[Change, ...] = ()
+    paths: tuple[Change, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """What `rlprof diff --json` prints."""
-        changes = {"phases": self.phases, "kernels": self.kernels, "whole_run": self.whole_run}
+        changes = {name: getattr(self, name) for name in ("phases", "kernels", "whole_run", "paths")}
         rows = {name: [change.to_dict() for change in found] for name, found in changes.items()}
         return {"schema": 1} | vars(self) | {"step": self.step.to_dict()} | rows
 
@@ -146,6 +149,7 @@ def compare(before: Answer, after: Answer, notes: Sequence[str] = ()) -> Diff:
         (len(before.ranks), len(after.ranks)),
         tuple(notes),
         _whole_run(whole[0], whole[1], alarms),
+        _paths(before, after),
     )
 
 
@@ -254,8 +258,12 @@ def _phase_samples(answer: Answer, first: int) -> dict[str, Steps]:
 
 
 def _kernels(before: Answer, after: Answer) -> tuple[Change, ...]:
-    one, two = _kernel_times(before), _kernel_times(after)
-    whole = max(sum(one.values()), sum(two.values()), 1.0)
+    one, two = (_times(answer, answer.kernels) for answer in (before, after))
+    return _large(one, two, max(sum(one.values()), sum(two.values()), 1.0))[:20]
+
+
+def _large(one: Mapping[str, float], two: Mapping[str, float], whole: float) -> tuple[Change, ...]:
+    """What differs by so much of the whole and of itself, the most first; its noise is not known."""
     found = []
     for name in dict.fromkeys([*one, *two]):
         a, b = one.get(name), two.get(name)
@@ -264,18 +272,40 @@ def _kernels(before: Answer, after: Answer) -> tuple[Change, ...]:
             found.append(
                 Change(name, None if a is None else round(a), None if b is None else round(b), None, False)
             )
-    return tuple(sorted(found, key=lambda c: -abs(c.difference_ns))[:20])
+    return tuple(sorted(found, key=lambda c: -abs(c.difference_ns)))
 
 
-def _kernel_times(answer: Answer) -> dict[str, float]:
-    """worker/phase: kernel -> time a step and rank."""
+def _paths(before: Answer, after: Answer) -> tuple[Change, ...]:
+    """The paths of operators that came, went or changed, the most first."""
+    runs = [_times(answer, answer.call_paths) for answer in (before, after)]
+    if not all(runs):
+        return ()
+    # what is shorter may have been left out of one of the two
+    least = max(0.0 if len(times) < MOST_PATHS else min(times.values()) for times in runs)
+    whole = max(sum(time for name, time in times.items() if INSIDE not in name) for times in runs)
+    changes = {change.what: change for change in _large(runs[0], runs[1], whole)}
+    found = [change for name, change in changes.items() if _says_it(name, changes)]
+    return tuple(change for change in found if max(change.before_ns or 0, change.after_ns or 0) > least)
+
+
+def _says_it(name: str, changes: Mapping[str, Change]) -> bool:
+    """Whether no path says it better: of what came or went the outermost, of what changed the innermost."""
+    change, around = changes[name], changes.get(name.rpartition(INSIDE)[0])
+    if change.verdict in ("new", "gone"):
+        return around is None or around.verdict != change.verdict
+    inside = (other for path, other in changes.items() if path.rpartition(INSIDE)[0] == name)
+    return not any(other.difference_ns / change.difference_ns >= MOST_OF_IT for other in inside)
+
+
+def _times(answer: Answer, rows: Sequence[NameRow]) -> dict[str, float]:
+    """worker/phase: name -> time a step and rank."""
     ranks: dict[str, int] = defaultdict(int)
     for row in answer.anatomy:
         ranks[answer.ranks[row.rank].worker] += row.count or 1
     return {
-        f"{k.worker}/{k.phase or '-'}: {k.name}": k.total_ns / max(ranks[k.worker], 1)
-        for k in answer.kernels
-        if k.name != "(others)"
+        f"{row.worker}/{row.phase or '-'}: {row.name}": row.total_ns / max(ranks[row.worker], 1)
+        for row in rows
+        if row.name != "(others)"
     }
 
 

@@ -29,6 +29,7 @@ def render_comparison(before: Answer, after: Answer, names: tuple[str, str]) -> 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((here / "compare.html.j2").read_text(encoding="utf-8"))
     tables = [("Phases", difference.phases), ("Kernels that changed by 5 % or more", difference.kernels)]
+    tables.append(("Operators by what they are inside of, 5 % or more", difference.paths))
     stragglers = [f"new: {name}" for name in difference.stragglers_new]
     return template.render(
         title=f"{names[0]} → {names[1]}",

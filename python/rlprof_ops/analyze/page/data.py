@@ -13,7 +13,7 @@ from rlprof_ops.analyze.report_model import AnatomyRow, Answer
 
 MAX_SEGMENTS = 60_000
 MAX_BUBBLES = 400
-_NOT_DRAWN = ("schema", "t0_ns", "anatomy")
+_NOT_DRAWN = ("schema", "t0_ns", "anatomy", "call_paths")
 
 
 class WorkerRow(msgspec.Struct, frozen=True):

@@ -114,6 +114,7 @@ class Summary:
     queues: tuple[QueueLength, ...] = ()
     durations: tuple[NameDurations, ...] = ()
     operators: tuple[OperatorTotal, ...] = ()
+    paths: tuple[NameTotal, ...] = ()
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""

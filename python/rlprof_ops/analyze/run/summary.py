@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlprof_ops.analyze.columns import Spans, Trace, distinct, join
+from rlprof_ops.analyze.metrics.call_paths import call_paths
 from rlprof_ops.analyze.metrics.collective_events import find_collective_events
 from rlprof_ops.analyze.metrics.gpu_time import host_of, sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.gpu_work.copies import copy_totals
@@ -92,6 +93,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
     ops, stalls = top_ops(trace, segments), find_stalls(trace, segments)
+    paths = call_paths(trace, segments)
     trace = replace(
         trace, ops=join(Spans, [])
     )  # the unions come later, and ops are no longer needed: a lower peak
@@ -139,6 +141,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         queues=queues,
         durations=durations,
         operators=operators,
+        paths=paths,
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),
         collectives=collective_totals(trace),
