@@ -27,7 +27,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.as_data import report, typed  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.pipelines import write_pipeline  # noqa: E402
-from tests.analyze.shared import real  # noqa: E402
+from tests.analyze.shared import kernel, launch, real, write_trace  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
@@ -228,6 +228,34 @@ def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
     segment = browser.find_element(By.CSS_SELECTOR, "#anatomy-bars .bar span")
     ActionChains(browser).move_to_element(segment).perform()
     assert "generation: 40.0 ms" in browser.find_element(By.ID, "tip").text
+    nothing_wrong(browser)
+
+
+def test_on_a_telephone_long_names_break_and_ranks_keep_their_number(browser: Any, tmp_path: Path) -> None:
+    """390 px by emulation: a window of Chromium itself is never narrower than 500."""
+    name = "sm90_xmma_gemm_" + "tn_n_tilesize128x128x64_" * 4
+    events = [launch(2.0 * i, i + 1, 1.0) for i in range(200)]
+    events += [kernel(name, 2.0 * i + 1, 1.9, correlation=i + 1) for i in range(200)]
+    write_trace(tmp_path / "a_worker_of_a_long_name.json", events)
+    report(tmp_path / "a_worker_of_a_long_name.json", output=tmp_path, jobs=1, cache=False)
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        opened(browser, tmp_path / "report.html")
+        assert any("sm90" in e.text for e in browser.find_elements(By.CSS_SELECTOR, "#findings-list li"))
+        width, held = browser.execute_script(
+            "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
+        )
+        assert width <= held == 390
+        shown = browser.execute_script(
+            """const name = document.querySelector("#gpu-bars .name"), range = document.createRange();
+            range.selectNodeContents(name.lastChild);
+            const right = node => node.getBoundingClientRect().right;
+            return [name.textContent, right(range) - right(name)]"""
+        )
+        assert shown[0].endswith(" 0") and shown[1] <= 0.5
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     nothing_wrong(browser)
 
 
