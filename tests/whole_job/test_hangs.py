@@ -70,3 +70,4 @@ def test_each_cause_is_said_with_its_rank_and_node(slurm: Sandbox) -> None:
         assert re.fullmatch(sentence(cause), found[0]["text"]), (cause, found[0]["text"])
         assert found[0]["evidence"]["still_s"] < TIMEOUT_S / 2, found
         assert found[0]["text"] in job.output, cause
+    assert re.search(r"found: of Ray's tasks, .*Rank\.run has run for [\d.]+ s \(4 tasks\)", job.output)

@@ -21,6 +21,7 @@ from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job.end_cause import ORDER_EXIT, SIGNAL_EXIT, EndCause
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay, job_end
 from rlprof_ops.supervisor.control_channel import ControlServer, Drained, Failed, Joined, Lost, Message, RayUp
@@ -392,6 +393,8 @@ class Head:
         if isinstance(finding := told.get("finding"), dict):
             self.node.journal.say(f"found: {finding.get('text')}")
             self.state_file.found(str(finding.get("text")))
+            if finding.get("kind") == HANG:
+                self.node.helpers.ask_tasks()
         elif isinstance(problem := told.get("problem"), str):
             self.node.journal.note(f"recorder: {problem}")
         elif isinstance(asked := told.get("capture"), str):

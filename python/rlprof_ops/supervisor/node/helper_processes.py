@@ -55,6 +55,7 @@ class Helpers:
         self.place, self.journal = place, journal
         self.pids: set[int] = set()  # the drain leaves them alone
         self._environment = environment
+        self._resource_probe: Process | None = None
 
     async def start(self, argv: list[str], log: str, *, talks: bool = False) -> Process:
         """Start one, its output at the end of that log; of one that `talks` we hear it, and it hears us.
@@ -102,14 +103,24 @@ class Helpers:
         """Until cancelled: call `found` with what the job waits for, each time that this changes. `address`:
         IP:PORT of Ray's GCS.
         """
-        process = await self.start(module(_RESOURCE_PROBE, address), "", talks=True)
+        process = self._resource_probe = await self.start(module(_RESOURCE_PROBE, address), "", talks=True)
         try:
             async for line in lines(process):
-                found(str(json.loads(line)))
+                told = json.loads(line)
+                if isinstance(told, dict):
+                    self.journal.say(f"found: of Ray's tasks, {told['tasks']}")
+                else:
+                    found(str(told))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await asyncio.shield(process.wait())
+
+    def ask_tasks(self) -> None:
+        """Have it be said what Ray's tasks do that have not ended."""
+        if self._resource_probe is not None and self._resource_probe.stdin is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._resource_probe.stdin.write(b"\n")
 
 
 def module(name: str, *words: str) -> list[str]:

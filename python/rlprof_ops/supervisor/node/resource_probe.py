@@ -1,12 +1,14 @@
 """`python -m rlprof_ops.supervisor.node.resource_probe IP:PORT`: asks Ray what resources somebody waits for.
 
 A process of its own, because it imports ray, which the supervisor must not. Each line of its output is a JSON
-string, printed when it changes: what is waited for, as a sentence, or "" when nothing is. It ends when its
-standard input closes.
+string, printed when it changes: what is waited for, as a sentence, or "" when nothing is. For each line of
+its input it prints once `{"tasks": …}`, what Ray's tasks do that have not ended. It ends when its standard
+input closes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -14,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rlprof_ops.supervisor.node import ray_tasks
 
 POLL_S = 5.0
 IMPOSSIBLE_S = 15.0  # a node may be about to join
@@ -104,6 +108,31 @@ def _ask(client: Any) -> tuple[list[Demand], list[dict[str, float]]]:
     return _demands(state), nodes
 
 
+def _tasks(address: str) -> str:
+    """Asked for rarely: the GCS sends every task that it remembers."""
+    from ray._raylet import GcsClientOptions, GlobalStateAccessor
+    from ray.core.generated.gcs_pb2 import TaskEvents
+
+    accessor = GlobalStateAccessor(
+        GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
+    )
+    accessor.connect()
+    return ray_tasks.sentence(map(TaskEvents.FromString, accessor.get_task_events()), time.time_ns())
+
+
+def _answer(address: str) -> None:
+    for _ in sys.stdin:
+        with contextlib.suppress(Exception):  # a Ray of another shape, a GCS that is gone: nothing is said
+            if said := _tasks(address):
+                _say({"tasks": said})
+
+
+def _say(what: object) -> None:
+    """A line at once: both threads do."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
 def _watch(address: str) -> None:
     from ray._raylet import GcsClient
 
@@ -116,11 +145,11 @@ def _watch(address: str) -> None:
         except Exception:  # the GCS is busy, or gone: ask again
             said = last
         if said != last:
-            print(json.dumps(said), flush=True)
+            _say(said)
             last = said
         time.sleep(POLL_S)
 
 
 if __name__ == "__main__":
     threading.Thread(target=_watch, args=(sys.argv[1],), daemon=True).start()
-    sys.stdin.read()
+    _answer(sys.argv[1])
