@@ -18,6 +18,7 @@ from rlprof_ops.recorder.detect.stalled import stalled
 from rlprof_ops.recorder.detect.trigger import Trigger
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.rank_states import ALONE, RankState
 from rlprof_ops.request import CaptureSpec, ProfileRequest, When
 from rlprof_ops.runtime.marks import Now
@@ -105,6 +106,21 @@ def test_the_peer_of_a_missing_rank_is_a_node_and_has_not_taken_what_was_sent() 
     assert finding.text.endswith(f"of default_pg; {LOST}")
     [finding] = two_nodes(waiting(0, 40), waiting(1, 40), elsewhere(2, state="T"))
     assert finding.text.endswith("of default_pg"), "why it is missing is known"
+
+
+def test_a_gpu_and_a_link_of_another_nodes_news_are_suspects() -> None:
+    view = JobView("1", ["n1"])
+    end = in_generation(view)
+    lost = GpuSample(3, 0, 40, 90, 300, 1, 80_000, 0, 0, 0, 79, 2, 0)
+    states = tuple(waiting(rank, 250, stuck=(LINK,), here="10.0.0.2") for rank in range(3))
+    view.take(news([], gpus=(lost,), ranks=states))
+    [finding] = view.look(end + 260 * 10**9)
+    suspects = finding.text.partition("; suspect: ")[2].split("; ")
+    assert (
+        suspects[0]
+        == "GPU 3 of node n1 has told XID 79 (it has fallen off the bus) and has counted 2 ECC errors"
+    )
+    assert suspects[1] == "rank 0's connection to n1:29500 has 1.2 MiB unsent"
 
 
 def test_where_nobody_is_missing_the_suspects_are_named() -> None:
