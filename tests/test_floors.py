@@ -43,15 +43,15 @@ BUDGET = {
     "backends": 2880,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
     "window": 948,  # 700; and windows inside a step, and why one could not be: what the profiler still did
     "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
-    "runtime": 3295,  # 2,000; ranks of a launcher, Ray tasks, groups, requests and counts, whose steps
+    "runtime": 3432,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3771,  # 2,200; steps from what is printed (240), counts (60), what Ray's tasks do in a hang
-    "recorder": 2330,  # 1,500; who tells the steps, what stands and ends it, links that do not move, XIDs
+    "recorder": 2727,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (400)
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1272,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 12509,  # 7,600; no phases, diff, requests, pauses, hangs, FLOPs, paths of calls (300)
+    "analyze": 12515,  # 7,600; no phases, diff, requests, pauses, hangs, FLOPs, paths of calls (300)
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 625,  # the run folder is named by job.attempt

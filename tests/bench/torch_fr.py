@@ -1,6 +1,7 @@
 """What PyTorch's flight recorder costs two gloo ranks in a small all_reduce: as a job sets it, and off.
 
-Time of the wall and of the CPU for a call of rank 0, memory of its process, and the seconds of a dump.
+Time of the wall and of the CPU for a call of rank 0, memory of its process, the seconds of a dump, and those
+of the look at its 2000 calls once a minute: its CPU, and for how long another thread of the process stands.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ QUICK = {"pairs": 1, "calls": 100}
 OFF = {"RLPROF_TORCH_FR": "0", "TORCH_FR_BUFFER_SIZE": "0"}
 ON: dict[str, str] = {}
 RANK = """
-import json, resource, sys, time
+import json, os, resource, sys, threading, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch._C._distributed_c10d as c10d
@@ -45,6 +47,36 @@ for name in ("first_dump_s", "next_dump_s"):
     began = time.perf_counter()
     found["dump_kib"] = len(c10d._dump_fr_trace()) / 1024
     found[name] = time.perf_counter() - began
+from rlprof_ops.runtime.on_demand import arrivals
+stands, over = [0.0], threading.Event()
+
+def spin():
+    last = time.perf_counter()
+    while not over.is_set():
+        now = time.perf_counter()
+        stands[0], last = max(stands[0], now - last), now
+
+def look():
+    taken = arrivals.take(c10d, dist, "w", time.time_ns(), os.getpid())
+    if taken is not None:
+        arrivals.write(Path(f"{store}.arrivals"), taken)
+
+look()
+spinning = threading.Thread(target=spin)
+spinning.start()
+for name, does in (("stands_without_s", lambda: None), ("stands_s", look)):
+    found[name] = []
+    for _ in range(7):
+        time.sleep(0.2)
+        stands[0], began = 0.0, time.thread_time()
+        does()
+        cpu = time.thread_time() - began
+        time.sleep(0.05)
+        found[name].append(stands[0])
+    found[name] = sorted(found[name])[3]
+found["look_cpu_s"] = cpu
+over.set()
+spinning.join()
 dist.barrier()
 print(json.dumps(found))
 """
@@ -74,5 +106,5 @@ def bench(run: Run, *, pairs: int = 5, calls: int = 20_000) -> None:
     for name in ("cpu_us", "wall_us", "rss_mib"):
         off, on = ([each[name] for each in found[side]] for side in ("off", "on"))
         run.row(name, f"{median(off):.1f}", f"{median(on):.1f}", ratio(on, off)[1])
-    for name in ("first_dump_s", "next_dump_s", "dump_kib"):
+    for name in ("first_dump_s", "next_dump_s", "dump_kib", "look_cpu_s", "stands_s", "stands_without_s"):
         run.row(name, "-", f"{median(each[name] for each in found['on']):.3f}", "")

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.driver_waits import held_engine
+from rlprof_ops.recorder.detect.late_ranks import LateRanks
 from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector, gpu_faults
 from rlprof_ops.recorder.detect.ranks import RankDetector
 from rlprof_ops.recorder.detect.slow_steps import StepDetector
@@ -114,6 +115,7 @@ class JobView:
         self._roles: dict[str, _Role] = {}
         self._now: dict[str, tuple[Now, ...]] = {}
         self._driver = StepDetector()
+        self._late = LateRanks(self._who, self._is_exempt)
         self._driver_name = ""
         self._moved_ns = 0
         self._hung_at = 0
@@ -136,6 +138,8 @@ class JobView:
             self._window(event)
         for step in sorted(news.steps, key=lambda step: (step.step, step.rank)):
             found += self._step(news.node, step)
+        for told in news.arrivals:
+            found += self._late.add(news.node, told)
         found += self._machine(news)
         return [finding for finding in found if finding is not None and self._is_new(finding)]
 
@@ -177,12 +181,7 @@ class JobView:
     def _awaited(self, phase: str) -> str:
         """What the driver waits for in `phase`, where that is seen; "" where it is not."""
         told = [news for news in self._nodes.values() if news is not None]
-        names = {
-            (node, now.pid): f"{now.worker} {now.rank}"
-            for node, there in self._now.items()
-            for now in there
-            if now.worker
-        }
+        names = {place: f"{worker} {rank}" for place, (worker, rank) in self._names.items()}
         held = held_engine({news.node: news.engines for news in told}, names, _SUSPECT_S, phase)
         return held or (f"the driver waits: {self._unmet}" if self._unmet else "")
 
@@ -284,15 +283,31 @@ class JobView:
             if begun is not None:
                 self._closed.append((begun.t_ns, event.t_ns))
 
+    @property
+    def _names(self) -> dict[tuple[str, int], tuple[str, int]]:
+        """Worker and rank of the processes that tell them, by node and pid."""
+        return {
+            (node, now.pid): (now.worker, now.rank)
+            for node, there in self._now.items()
+            for now in there
+            if now.worker
+        }
+
+    def _who(self, node: str, pid: int) -> tuple[str, int] | None:
+        return self._names.get((node, pid))
+
     def _exempt(self, step: ToldStep) -> bool:
         """Whether a window was open in this step, or has just closed: it proves nothing."""
-        begin, end = step.begin_ns, step.begin_ns + int(step.seconds * 1e9)
+        return self._is_exempt(step.begin_ns, step.begin_ns + int(step.seconds * 1e9))
+
+    def _is_exempt(self, begin: int, end: int) -> bool:
         return any(window.t_ns <= end for window in self._open.values()) or any(
             opened <= end and begin <= closed + _AROUND_WINDOW_NS for opened, closed in self._closed
         )
 
     def _step(self, node: str, step: ToldStep) -> list[Anomaly | None]:
         exempt = self._exempt(step)
+        self._late.step(node, step)
         found: list[Anomaly | None] = []
         if step.leads:
             self._driver_name = step.worker

@@ -14,9 +14,10 @@ from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.rank_states import RankState
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
+from rlprof_ops.runtime.on_demand.arrivals import Arrivals
 from rlprof_ops.runtime.ranges.phase_times import Phase
 
-MOST_STEPS = 400  # of one line; the others come with the next
+MOST_STEPS, MOST_ARRIVALS = 400, 2  # of one line; the others come with the next
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class News:
     ranks: tuple[RankState, ...] = ()
     by: str = ""
     not_seen: tuple[str, ...] = ()
+    arrivals: tuple[Arrivals, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(
@@ -53,6 +55,7 @@ class News:
                 "ranks": [asdict(rank) for rank in self.ranks],
                 "by": self.by,
                 "not_seen": self.not_seen,
+                "arrivals": [asdict(each) for each in self.arrivals],
             },
             separators=(",", ":"),
         )
@@ -88,6 +91,7 @@ def read(text: str | bytes) -> News | None:
             tuple(foreign.typed(row, RankState) for row in data["ranks"]),
             str(data["by"]),
             tuple(map(str, data["not_seen"])),
+            tuple(foreign.typed(row, Arrivals) for row in data["arrivals"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         return None

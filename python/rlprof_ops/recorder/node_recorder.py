@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from rlprof_ops.recorder import rows
-from rlprof_ops.recorder.news import MOST_STEPS, News
+from rlprof_ops.recorder.news import MOST_ARRIVALS, MOST_STEPS, News
 from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
+from rlprof_ops.recorder.samples.arrival_files import ArrivalFiles
 from rlprof_ops.recorder.samples.engines import Engines, EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples, throttle_words
 from rlprof_ops.recorder.samples.host_samples import HostSample, HostSamples
@@ -27,6 +28,7 @@ class NodeRecorder:
         self._kept = _kept_steps(node_dir / FOLDER)
         self._file = RecordFile(node_dir / FOLDER)
         self._marks, self._ranks = StepMarks(node_dir), RankStates(node_dir, node)
+        self._arrivals = ArrivalFiles(node_dir)
         self._host, self._gpus = HostSamples(), GpuSamples()
         self._engines = Engines(node_dir=node_dir)
         self._names = rows.Names.new()
@@ -153,6 +155,7 @@ class NodeRecorder:
             tuple(self._ranks.look(t_ns, now)),
             self._marks.by,
             tuple(self._marks.not_seen),
+            self._arrivals.look(MOST_ARRIVALS),
         )
 
 

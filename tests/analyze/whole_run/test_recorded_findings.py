@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.analyze.as_data import answer_of
 from tests.analyze.causes.host_faults import HostFaults
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_answer import validate
+from tests.recorder.meeting_ranks import Ranks, watched
 from tests.recorder.recorded import write_record
 from tests.recorder.simulated import healthy, slower
 
@@ -72,6 +74,41 @@ def test_a_rank_that_both_name_is_one_finding(tmp_path: Path) -> None:
         "policy_worker rank 1 on n1 is slow in train: 6.00 ms a step more than the other 3 ranks"
     )
     assert "By every step of the run it is slow since step 60: " in text and text.endswith("peers' train.")
+
+
+def test_a_rank_that_others_wait_for_in_collectives_is_told_as_that(tmp_path: Path) -> None:
+    """With windows that name it too, and without any."""
+    found = watched(Ranks(3, ranks=4, slow={1: 1.4}, slow_in="train"), minutes=10)
+    line = "".join(json.dumps(each.to_dict()) + "\n" for each in found)
+    for windows in (True, False):
+        folder = tmp_path / str(windows)
+        folder.mkdir()
+        if windows:
+            make_run(folder, ranks=4, slow_rank=1)
+        recorded(folder, "policy_worker", None)
+        (folder / "recorder" / "findings.jsonl").write_text(line)
+        answer = answer_of(folder, jobs=1, cache=False)
+        validate(answer)
+        [text] = texts(stragglers(answer))
+        if windows:
+            said = r" By when it called its collectives it is slow since step \d+: 1\.\d\d times its peers"
+            assert re.search(said, text), text
+        else:
+            said = (
+                r"policy_worker rank 1 is slow in train since step \d+, by when it called its collectives: 3"
+            )
+            assert re.match(said, text), text
+
+
+def test_ranks_of_which_nobody_tells_steps_are_told_in_the_recorders_words(tmp_path: Path) -> None:
+    [found] = watched(Ranks(3, slow={1: 1.4}, tells=False), minutes=20)
+    recorded(tmp_path, "policy_worker", None)
+    (tmp_path / "recorder" / "findings.jsonl").write_text(json.dumps(found.to_dict()))
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    said = (
+        "The recorder: rank 1 (node n0, pid 101) is slow: it comes last to the collectives of default_pg, and"
+    )
+    assert any(text.startswith(said) for text in texts(answer["findings"])), texts(answer["findings"])
 
 
 def test_the_record_names_and_the_windows_say_why(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Real groups are in tests/recorder/test_hung_ranks.py.
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.runtime.on_demand import group_state
+from rlprof_ops.runtime.on_demand import arrivals, group_state
 from rlprof_ops.runtime.on_demand.group_state import GroupState, GroupTeller, read
 
 NS = 10**9
@@ -26,9 +27,11 @@ class Watching:
 
     def __init__(self) -> None:
         self.again: list[float] = []
+        self.actions: list[Callable[[], None]] = []
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         self.again.append(seconds)
+        self.actions.append(action)
 
 
 def dump(begun: int, ended: int) -> bytes:
@@ -48,14 +51,18 @@ class Process:
     """A process with one group, its clock, and its teller."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **c10d: Any) -> None:
-        self.path, self.now_ns = folder / "marks/7.groups", 1000 * NS
+        self.path, self.now_ns, self.cpu_ns = folder / "marks/7.groups", 1000 * NS, 0
         world = SimpleNamespace(pg_group_ranks={Group(): {1: 1, 0: 0}})
         dist = SimpleNamespace(
-            is_initialized=lambda: True, get_rank=lambda: 1, distributed_c10d=SimpleNamespace(_world=world)
+            is_initialized=lambda: True,
+            get_rank=lambda: 1,
+            get_world_size=lambda: 2,
+            distributed_c10d=SimpleNamespace(_world=world),
         )
         monkeypatch.setitem(sys.modules, "torch.distributed", dist)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**c10d))  # type: ignore[arg-type]
-        monkeypatch.setattr(group_state, "time", SimpleNamespace(time_ns=lambda: self.now_ns))
+        clock = SimpleNamespace(time_ns=lambda: self.now_ns, thread_time_ns=lambda: self.cpu_ns)
+        monkeypatch.setattr(group_state, "time", clock)
         monkeypatch.delenv("RLPROF_NODE_DIR", raising=False)
         self.teller, self.watching = GroupTeller(self.path, "w"), Watching()
 
@@ -75,7 +82,7 @@ def test_a_collective_that_stays_open_is_told_with_its_group(
     told = process.look()
     assert (told.group, told.sequence, told.operation) == ("default_pg", 4, "all_reduce")
     assert (told.members, told.timeout_s, told.rank) == ((0, 1), 600.0, 1)
-    assert told.t_ns - told.since_ns == 10 * NS and process.watching.again == [5.0] * 3
+    assert told.t_ns - told.since_ns == 10 * NS and process.watching.again == [5.0, 15.0, 5.0, 5.0]
 
 
 def test_one_that_has_ended_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +118,89 @@ def test_a_source_file_that_does_not_answer_holds_nobody(
         assert [process.look().at for _ in range(4)][2:] == ["at /dead/train.py:41"] * 2
     finally:
         never.set()
+
+
+def calls(count: int, name: str = "gloo:all_reduce") -> bytes:
+    """The flight recorder's last `count` collectives, 40 ms apart, without the stacks."""
+    entry = {"process_group": ("0", "default_pg"), "profiling_name": name, "is_p2p": False}
+    return pickle.dumps(
+        {
+            "entries": [
+                {**entry, "collective_seq_id": number, "time_created_ns": 900 * NS + number * NS // 25}
+                for number in range(1, count + 1)
+            ]
+        }
+    )
+
+
+def minutes(process: Process, count: int = 1) -> list[arrivals.Arrivals | None]:
+    """What lies beside the teller's file after each of so many full minutes."""
+    found = []
+    for _ in range(count):
+        process.now_ns = (process.now_ns // (60 * NS) + 1) * 60 * NS
+        process.watching.actions[1]()
+        found.append(arrivals.read(process.path.with_suffix(".arrivals")))
+        process.path.with_suffix(".arrivals").unlink(missing_ok=True)
+    return found
+
+
+def test_when_collectives_were_called_is_told_each_minute_in_which_there_were_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, taken = [4], list[tuple[object, ...]]()
+
+    def trace(*how: object) -> bytes:
+        taken.append(how)
+        return calls(begun[0])
+
+    counts = {"_dump_fr_trace_json": lambda *_: dump(begun[0], begun[0])}
+    process = Process(tmp_path, monkeypatch, _dump_fr_trace=trace, **counts)
+    process.look()
+    told, again = minutes(process, 2)
+    assert told is not None and again is None and taken == [(True, False, False)], "once, without stacks"
+    assert (told.world, told.rank, told.t_ns) == ("w", 1, 1020 * NS)
+    assert told.groups == (arrivals.MetGroup("0", "default_pg", "gloo", (0, 1)),)
+    assert [(each.operation, each.sequence) for each in told.calls()] == [
+        ("all_reduce", number) for number in (1, 2, 3, 4)
+    ]
+    assert told.calls()[3].t_ns == 900 * NS + 4 * NS // 25
+    begun[0] = 9
+    process.look()
+    assert minutes(process)[0] is not None
+
+
+def test_nothing_is_asked_where_there_is_nccl_or_where_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's recorder queries CUDA events that may be gone; a recorder of 200,000 entries takes seconds."""
+
+    def never(*_: object) -> bytes:
+        raise AssertionError("it was asked")
+
+    both = {name: (lambda *_: dump(4, 4)) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")}
+    process = Process(tmp_path, monkeypatch, _dump_nccl_trace=never, _dump_fr_trace=never, **both)
+    process.look()
+    assert minutes(process, 2) == [None, None]
+
+    def slow(*_: object) -> bytes:
+        process.cpu_ns += NS
+        return calls(4)
+
+    begun = [4]
+    counts = {"_dump_fr_trace_json": lambda *_: dump(begun[0], begun[0])}
+    process = Process(tmp_path, monkeypatch, _dump_fr_trace=slow, **counts)
+    process.look()
+    assert minutes(process)[0] is not None
+    begun[0] = 5
+    process.look()
+    assert minutes(process) == [None]
+
+
+def test_what_is_told_fits_into_the_file_that_is_read(tmp_path: Path) -> None:
+    group = arrivals.MetGroup("0", "default_pg", "gloo", tuple(range(4096)))
+    many = [arrivals.Call(0, "all_reduce", 10**9 * n, 10**18 + n * 10**12) for n in range(1, 2001)]
+    path = tmp_path / "marks/7.arrivals"
+    arrivals.write(path, arrivals.packed(many, (group,), "w", 1, 0, 7))
+    told = arrivals.read(path)
+    assert path.stat().st_size <= 64 << 10 and told is not None
+    assert told.calls() == many[-len(told.calls()) :] and len(told.calls()) > 500

@@ -303,7 +303,7 @@ def _straggling(
             )
             if told := since.get((rank.worker, rank.rank)):
                 text += (
-                    f" By every step of the run it is slow since step {told.since or told.step}:"
+                    f" By {_seen_by(told)} it is slow since step {told.since or told.step}:"
                     f" {told.seconds / told.peers_s:.2f} times its peers' {told.phase or 'step'}."
                 )
         cost = sum(row.excess_ns for row in rows)
@@ -315,6 +315,11 @@ def _straggling(
             )
         )  # fmt: skip
     return found
+
+
+def _seen_by(told: RecordedFinding) -> str:
+    """By what the recorder has found a slow rank."""
+    return "when it called its collectives" if told.waited_s else "every step of the run"
 
 
 def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
@@ -335,14 +340,16 @@ def _recorded_only(
     named = {(merged.ranks[r].worker, merged.ranks[r].rank) for s in stragglers for r in (s.rank, *s.ranks)}
     found = []
     for row in recorded:
-        if row.kind in SAID_ALWAYS:
-            found.append(Finding("recorded", f"The recorder, at step {row.step}: {row.text}.", 0))
+        if row.kind in SAID_ALWAYS or (row.kind == SLOW_RANK and not row.worker):
+            at = f", at step {row.step}" if row.step else ""
+            found.append(Finding("recorded", f"The recorder{at}: {row.text}.", 0))
+            continue
         if row.kind != SLOW_RANK or (row.worker, row.rank) in named or row.seconds <= row.peers_s:
             continue
         lost = round(1e9 * (row.seconds - row.peers_s))
         text = (
             f"{row.worker} rank {row.rank} is slow in {row.phase or 'its steps'} since step"
-            f" {row.since or row.step}, by every step of the run: {duration(1e9 * row.seconds)}, its peers"
+            f" {row.since or row.step}, by {_seen_by(row)}: {duration(1e9 * row.seconds)}, its peers"
             f" {duration(1e9 * row.peers_s)}."
         )
         rank = next((r for r in merged.ranks if (r.worker, r.rank) == (row.worker, row.rank)), None)

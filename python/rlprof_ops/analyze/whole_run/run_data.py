@@ -30,6 +30,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     since: Annotated[int | None, Meta(description="the step from which on a rank is slow")] = None
     seconds: Annotated[float, Meta(description="what a slow rank took when it was found")] = 0.0
     peers_s: float = 0.0
+    waited_s: Annotated[float, Meta(description="what others wait for it in collectives, a step")] = 0.0
 
 
 class PhaseColumn(msgspec.Struct, frozen=True):

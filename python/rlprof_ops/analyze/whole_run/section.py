@@ -192,7 +192,7 @@ def _found(root: Path) -> list[RecordedFinding]:
 
 def _recorded(row: Mapping[str, object]) -> RecordedFinding:
     ranks, evidence = foreign.a_list(row.get("ranks")), foreign.an_object(row.get("evidence"))
-    seconds, peers = (evidence.get(key) for key in ("seconds", "peers_s"))
+    seconds, peers, waited = (evidence.get(key) for key in ("seconds", "peers_s", "waited_s"))
     return RecordedFinding(
         kind=foreign.text(row.get("kind")),
         text=str(row["text"]),
@@ -203,6 +203,7 @@ def _recorded(row: Mapping[str, object]) -> RecordedFinding:
         since=foreign.whole(evidence.get("since_step")),
         seconds=seconds if isinstance(seconds, float) else 0.0,
         peers_s=peers if isinstance(peers, float) else 0.0,
+        waited_s=waited if isinstance(waited, float) else 0.0,
     )
 
 

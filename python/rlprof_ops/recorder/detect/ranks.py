@@ -16,10 +16,10 @@ from rlprof_ops.words import duration
 STREAK = 3  # steps on end
 _FACTOR = 1.2
 _FEW, _FEW_FACTOR = 4, 1.35  # with fewer ranks nobody says which of them is the ordinary one
-_LEAST_FACTOR = 1.1  # of each of them
+LEAST_FACTOR = 1.1  # of each of them
 _SIGMAS = 3.0  # of one step; the mean of three has to be so far out
 _LEAST_SIGMA = 0.02
-_LEAST_SHARE = 0.05  # of the step
+LEAST_SHARE = 0.05  # of the step
 _LEAST_STEPS = 8
 _WINDOW = 20
 _BURSTS = 0.01  # of a rank's steps at least, that chance makes slow
@@ -32,6 +32,11 @@ WAITING = re.compile(
     r"wait|barrier|sync\b|all_?reduce|all_?gather|reduce_?scatter|broadcast|collective|nccl", re.IGNORECASE
 )
 STEP = ""  # the name of a step as a whole, where ranks tell no phase
+
+
+def least_factor(ranks: int) -> float:
+    """How many times its peers' time a slow rank takes on average, at least, among so many ranks."""
+    return _FACTOR if ranks >= _FEW else _FEW_FACTOR
 
 
 @dataclass
@@ -95,14 +100,14 @@ class RankDetector:
         if moved:
             series.noise.append(_FIRST_DIFFERENCES * fmean(moved))
         sigma = max(_SKEW * median(series.noise), _LEAST_SIGMA) if series.noise else 1.0
-        least = math.log(_FACTOR if len(values) >= _FEW else _FEW_FACTOR)
+        least = math.log(least_factor(len(values)))
         found = []
         needs = series.needs(len(values))
         for rank, score in scores.items():
             lost = values[rank] - peers[rank]
-            if lost > _LEAST_SHARE * whole:
+            if lost > LEAST_SHARE * whole:
                 self.factors[rank] = max(self.factors.get(rank, 0.0), math.exp(score))
-            if score > math.log(_LEAST_FACTOR) and lost > _LEAST_SHARE * whole:
+            if score > math.log(LEAST_FACTOR) and lost > LEAST_SHARE * whole:
                 streak = series.streak.setdefault(rank, [])
                 streak.append(score)
                 mean = fmean(streak[-needs:])

@@ -20,6 +20,7 @@ from types import ModuleType
 
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.on_demand import arrivals
 from rlprof_ops.runtime.on_demand.watcher import POLL_S, Watcher
 from rlprof_ops.runtime.process.failures import IN_GROUP
 
@@ -29,7 +30,9 @@ STALE_NS = int(4 * LOOK_S * 1e9)
 STILL_S = 10.0  # counters that stand for so long are looked at more closely
 _READ_S = 1.0
 _MOST_BYTES = 64 << 10
-_COUNTS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL, and of every other backend
+_MOST_TAKE_NS = 200_000_000  # of CPU: somebody has set a far larger flight recorder
+_NCCL = "_dump_nccl_trace_json"
+_COUNTS = (_NCCL, "_dump_fr_trace_json")  # of NCCL, and of every other backend
 _NOT_THE_USERS = re.compile(
     r"<|/(?:site|dist)-packages/|/rlprof_ops/|" + re.escape(f"{os.path.dirname(os.__file__)}/")
 )
@@ -81,6 +84,8 @@ class GroupTeller:
         self._since_ns = self._looked_ns = 0
         self._open: GroupState | None = None
         self._calls: dict[tuple[str, int], str] = {}
+        self._taken: dict[str, dict[str, object]] = {}  # the counts when arrivals were told last
+        self._too_slow = False
 
     def tell(self, watcher: Watcher) -> None:
         """Look now, and again every `LOOK_S`."""
@@ -90,7 +95,28 @@ class GroupTeller:
             watcher.later(POLL_S, lambda: self.tell(watcher))
             return
         watcher.later(LOOK_S, lambda: self.tell(watcher))
+        if not self._looked_ns:
+            self._later(watcher)
         self._look(c10d, distributed)
+
+    def _later(self, watcher: Watcher) -> None:
+        watcher.later(arrivals.seconds_to_next(time.time_ns()), lambda: self._tell_arrivals(watcher))
+
+    def _tell_arrivals(self, watcher: Watcher) -> None:
+        """When collectives were called, where any was since; and again when all processes do."""
+        c10d, distributed = (
+            sys.modules[name] for name in ("torch._C._distributed_c10d", "torch.distributed")
+        )
+        self._later(watcher)
+        # Where a process meets others by NCCL too, what it does between the other collectives is not known.
+        unknown = self._too_slow or self._counts.get(_NCCL) or not distributed.is_initialized()
+        if unknown or self._counts == self._taken:
+            return
+        self._taken, began_ns = self._counts, time.thread_time_ns()
+        found = arrivals.take(c10d, distributed, self._world, time.time_ns(), os.getpid())
+        if found is not None:
+            arrivals.write(self._path.with_suffix(arrivals.SUFFIX), found)
+        self._too_slow = time.thread_time_ns() - began_ns > _MOST_TAKE_NS
 
     def _look(self, c10d: ModuleType, distributed: ModuleType) -> None:
         counts, now = _counts(c10d), time.time_ns()
