@@ -1,5 +1,6 @@
-"""On PYTHONPATH as `sitecustomize`: rank 0 of a trainer writes other data for SLOW_SAVE_S seconds when it has
-saved a file whose name has SLOW_SAVE_NAME in it by torch.save.
+"""On PYTHONPATH as `sitecustomize`: rank 0 of a trainer writes other data to SLOW_SAVE_PATH for SLOW_SAVE_S
+seconds when it has called SLOW_SAVE_FUNCTION, `torch.serialization:save`, with SLOW_SAVE_NAME among its
+arguments.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ import os
 import sys
 import time
 
+MODULE, _, FUNCTION = os.environ["SLOW_SAVE_FUNCTION"].partition(":")
+
 
 class SlowSave:
-    """Finds torch.serialization, and wraps its `save`."""
+    """Finds the module, and wraps the function."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != "torch.serialization":
+        if name != MODULE:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(found for found in others if found)
@@ -21,14 +24,18 @@ class SlowSave:
 
         def exec_module(module):  # type: ignore[no-untyped-def]
             run(module)
-            save = module.save
+            *owners, last = FUNCTION.split(".")
+            for owner in owners:
+                module = getattr(module, owner)
+            save = getattr(module, last)
 
-            def slow(what, file, *more, **named):  # type: ignore[no-untyped-def]
-                save(what, file, *more, **named)
-                if os.environ.get("RANK") == "0" and os.environ["SLOW_SAVE_NAME"] in str(file):
-                    write(f"{file}.more")
+            def slow(*given, **named):  # type: ignore[no-untyped-def]
+                done = save(*given, **named)
+                if os.environ.get("RANK") == "0" and os.environ["SLOW_SAVE_NAME"] in str(given):
+                    write(os.environ["SLOW_SAVE_PATH"])
+                return done
 
-            module.save = slow
+            setattr(module, last, slow)
 
         spec.loader.exec_module = exec_module
         return spec

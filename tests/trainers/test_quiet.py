@@ -21,11 +21,11 @@ from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
 from tests.waits import wait_until
 
-RUN_S = 600
+RUN_S = 1500
 TIMES = int(os.environ.get("RLPROF_TEST_TIMES", "1"))
 TIMEOUT_S = 60.0  # of the group: a hang is said after 15 s
 STEP_S, SAVE_S = 20.0, 17.0
-VERL_STEPS, VERL_SAVE_S = 14, 40.0
+SLOW_SAVE_S = 40.0
 DEMO_SLOW_S = 20.0  # below the 30 s after which a rank that only sleeps is a hang
 AT_ONCE = 3
 pytestmark = [pytest.mark.trainers, pytest.mark.long, pytest.mark.timeout(TIMES * RUN_S + 100)]
@@ -89,35 +89,73 @@ def test_trl_with_two_ranks(tmp_path: Path):
             assert max(steps.values()) >= STEP_S, steps
 
 
-def test_verl_with_two_ranks(tmp_path: Path):
-    """Where step times are known, a hang is said after 30 s, for the group's timeout is half an hour."""
-    if why := environments.lacking("verl"):
-        pytest.skip(why)
-    (tmp_path / "hook").mkdir()
-    hook = (environments.HERE / "slow_save.py").read_text()
-    (tmp_path / "hook/sitecustomize.py").write_text(hook)
-    job = LocalJob.take(
-        "verl",
-        tmp_path / "job",
-        VERL_STEPS,
-        1100,
-        overrides=[
+# Steps, and how many slow checkpoints at least; the call in which rank 0 is slow while the other waits, and
+# what makes two ranks and checkpoints.
+LONG_CHECKPOINTS: dict[str, tuple[int, int, str, str, list[str]]] = {
+    "verl": (
+        14,
+        4,
+        "torch.serialization:save",
+        "model_world_size",
+        [
             "trainer.n_gpus_per_node=2",
             "trainer.save_freq=2",
-            f"trainer.default_local_dir={tmp_path}/checkpoints",
+            "trainer.default_local_dir={checkpoints}",
             "trainer.max_actor_ckpt_to_keep=1",
             "trainer.total_epochs=1000",
             "actor_rollout_ref.actor.ppo_epochs=4",
         ],
+    ),
+    "nemo_rl": (
+        9,
+        3,
+        "torch.distributed.checkpoint.filesystem:_FileSystemWriter.write_data",
+        "",
+        [
+            "cluster.gpus_per_node=2",
+            "checkpointing.enabled=true",
+            "checkpointing.checkpoint_dir={checkpoints}",
+            "checkpointing.metric_name=null",
+            "checkpointing.model_save_format=null",
+            "checkpointing.keep_top_k=1",
+            "checkpointing.save_period=3",
+            "checkpointing.save_optimizer=false",
+            "grpo.max_num_epochs=1000",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("time", range(TIMES))
+@pytest.mark.parametrize("trainer", LONG_CHECKPOINTS)
+def test_long_checkpoints_of_two_ranks(tmp_path: Path, trainer: str, time: int):
+    """Where step times are known, a hang is said after 30 s, for the group's timeout is half an hour."""
+    if why := environments.lacking(trainer):
+        pytest.skip(why)
+    (tmp_path / "hook").mkdir()
+    hook = (environments.HERE / "slow_save.py").read_text()
+    (tmp_path / "hook/sitecustomize.py").write_text(hook)
+    steps, least, function, name, overrides = LONG_CHECKPOINTS[trainer]
+    job = LocalJob.take(
+        trainer,
+        tmp_path / "job",
+        steps,
+        RUN_S,
+        overrides=[each.format(checkpoints=tmp_path / "checkpoints") for each in overrides],
         env={
             "PYTHONPATH": str(tmp_path / "hook"),
-            "SLOW_SAVE_S": str(VERL_SAVE_S),
-            "SLOW_SAVE_NAME": "model_world_size",
+            "SLOW_SAVE_S": str(SLOW_SAVE_S),
+            "SLOW_SAVE_FUNCTION": function,
+            "SLOW_SAVE_NAME": name,
+            "SLOW_SAVE_PATH": str(tmp_path / "more_weights"),
         },
+        last_words="Max number of steps has been reached",
         GPUS_PER_NODE="2",
     )
     slow = job.output.count("saved slowly: ")
-    steps = sorted(runs.step_times("verl", job.output).values())
+    took = sorted(runs.step_times(trainer, job.output).values())
     told = [each["text"] for each in waits(read_rows(job.run / FOLDER / FINDINGS, ("kind", "text")))]
-    print(f"{len(steps)} steps, median {steps[len(steps) // 2]:.1f} s, {slow} slow checkpoints;", told)
-    assert slow >= 4 and steps[-1] >= VERL_SAVE_S, steps
+    median = took[len(took) // 2]
+    print(f"{trainer}, run {time}: {len(took)} steps, median {median:.1f} s, {slow} slow checkpoints;", told)
+    assert slow >= least and len(took) == steps, took
+    assert took[-1] >= SLOW_SAVE_S, took
