@@ -39,7 +39,7 @@ BUDGET = {
     "job": 869,  # and the rows of run.json, what of it is written without a supervisor, attach.env
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1656,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
+    "request": 1660,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 2880,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
     "window": 948,  # 700; and windows inside a step, and why one could not be: what the profiler still did
     "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning

@@ -8,7 +8,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rlprof_ops import backends
+from rlprof_ops.commands._plan_output import plan_json
 from rlprof_ops.request import RequestError, plan, request_from_dict
+from rlprof_ops.request.planning import size_rule
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.yaml_schema import schema
 
@@ -116,3 +118,24 @@ def test_who_records_whole_steps_refuses_what_is_counted_too() -> None:
     assert said.startswith(
         "rocprof_sys takes no window inside a step (after, tokens): it records whole steps"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "mib"),
+    [
+        ({"at": "generation+60s", "for": "20s"}, 3 * 50 / 3),
+        ({"after": "90%", "for": "6s"}, 3 * 5),
+        ({"at": "60s", "for": "10min"}, 3 * 50),
+        ({"tokens": "2000:2200"}, 3 * 50),
+    ],
+)
+def test_the_plan_says_how_large(given: dict[str, Any], mib: float) -> None:
+    made = plan(request_from_dict(asked(steps="5:8", **given)), {"policy": 2})
+    assert made.size_bytes == 2 * int(mib * 2**20)
+    assert "`for`: of a step of 60 s" in size_rule()
+
+
+def test_the_plan_as_json_has_the_words_of_the_request() -> None:
+    request = request_from_dict(asked(after="90%", **{"for": "20s"}))
+    [row] = plan_json(request, plan(request, {"policy": 1}))["rows"]
+    assert (row["at"], row["after"], row["tokens"], row["for"]) == (None, "90%", None, "20s")

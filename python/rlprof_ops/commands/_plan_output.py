@@ -8,6 +8,7 @@ import click
 
 from rlprof_ops.request import Plan, PlanRow, ProfileRequest
 from rlprof_ops.request.planning import size_rule
+from rlprof_ops.request.step_part import READERS
 from rlprof_ops.words import size as in_words
 
 HEADINGS = ("#", "backend", "worker", "ranks", "windows", "each", "reports", "disk")
@@ -30,8 +31,7 @@ def plan_json(request: ProfileRequest, plan: Plan) -> dict[str, Any]:
                 "ranks": row.ranks,
                 "windows": [[w.start, w.stop] for w in row.windows],
                 "each": row.each,
-                "at": row.part and row.part.at,
-                "for": row.part and row.part.length,
+                **{name: (row.part.to_dict() if row.part else {}).get(name) for name in READERS},
                 "reports": row.reports,
                 "formula": row.formula,
                 "size_bytes": row.size_bytes,

@@ -16,6 +16,7 @@ from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
 
 MANY_REPORTS = 256
+STEP_S = 60.0  # of the rule of thumb: a window of so many seconds is as large as one of a step
 LONG_WINDOW = 10  # steps; NeMo RL's docs advise at most 10 to keep files small
 
 
@@ -158,7 +159,7 @@ def _rows(
                     old,
                     ranks=(old.ranks or 0) + 1,
                     reports=reports,
-                    size_bytes=_plus(old.size_bytes, _size(spec.backend, windows)),
+                    size_bytes=_plus(old.size_bytes, _size(spec, windows)),
                 )
     rows = [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
     return [replace(row, formula=_formula(row.backend, row.ranks, row.windows, row.each)) for row in rows]
@@ -216,14 +217,17 @@ def size_rule() -> str:
     for backend in backends.every():
         by_size.setdefault(backend.bytes_per_rank_step >> 20, []).append(backend.name)
     rates = [f"{mib} MiB ({', '.join(found)})" for mib, found in sorted(by_size.items())]
-    return f"reports x steps in each x {words(rates)}"
+    return f"reports x steps in each x {words(rates)}; `for`: of a step of {STEP_S:g} s"
 
 
-def _size(backend: str, windows: Sequence[Window]) -> int | None:
+def _size(spec: CaptureSpec, windows: Sequence[Window]) -> int | None:
     """Of one rank, by `size_rule`; None for an open window."""
     if any(window.stop is None for window in windows):
         return None
-    return sum(len(window) for window in windows) * backends.get(backend).bytes_per_rank_step
+    length_s = spec.part.length_s if spec.part is not None else None
+    share = 1.0 if length_s is None else min(1.0, length_s / STEP_S)
+    steps = sum(len(window) for window in windows)
+    return int(steps * share * backends.get(spec.backend).bytes_per_rank_step)
 
 
 def _off(request: ProfileRequest) -> tuple[str, ...]:
@@ -366,7 +370,7 @@ def _row(
             reports = ranks
         elif spec.each == "step":
             reports = ranks * len(windows)
-    each_size = _size(spec.backend, windows)
+    each_size = _size(spec, windows)
     size = None if ranks is None or each_size is None else ranks * each_size
     text = "all" if spec.ranks is None else ",".join(map(str, spec.ranks))
     return PlanRow(
