@@ -39,18 +39,18 @@ BUDGET = {
     "job": 869,  # and the rows of run.json, what of it is written without a supervisor, attach.env
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1660,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
-    "backends": 2880,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
-    "window": 948,  # 700; and windows inside a step, and why one could not be: what the profiler still did
+    "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
+    "backends": 2907,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
+    "window": 963,  # 700; and windows inside a step, and why one could not be: what the profiler still did
     "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
     "runtime": 3432,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3771,  # 2,200; steps from what is printed (240), counts (60), what Ray's tasks do in a hang
+    "supervisor": 3772,  # 2,200; steps from what is printed (240), counts (60), what Ray's tasks do in a hang
     "recorder": 2727,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (400)
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
-    "commands": 1272,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 12515,  # 7,600; no phases, diff, requests, pauses, hangs, FLOPs, paths of calls (300)
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,

@@ -32,6 +32,13 @@ REFUSED = {
     "c": ("nsight", {"c": "hotkey"}, "capture-range 'hotkey'"),
     "capture-range-end": ("nsight", {"c": "nvtx", "capture-range-end": "often"}, "capture-range-end 'often'"),
     "preset": ("nsight", {"preset": "verll"}, "unknown nsys preset 'verll'"),
+    "max_mb": ("nsight", {"max_mb": "much"}, "max_mb is 'much': expected a number of MB above 0"),
+    "max_mb of none": ("nsight", {"max_mb": "0.0"}, "max_mb is '0.0': expected a number of MB above 0"),
+    "max_mb of a range": (
+        "nsight",
+        {"max_mb": "100", "capture-range": "nvtx"},
+        "max_mb closes windows of our sessions, not those of capture-range nvtx; leave it out",
+    ),
     "twice": ("nsight", {"t": "nvtx", "trace": "cuda"}, "'t' and 'trace' are the same one"),
     "torch": ("torch", {"with_stak": "true"}, "the torch backend has no option 'with_stak'"),
     "value": ("torch", {"schedule_active": "0"}, "torch option active is '0'"),
@@ -97,6 +104,13 @@ def test_a_warning_is_said_where_a_job_starts_too(
     assert preflight.main() == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert PHASES_NEED in line and PHASES_NEED in planned.output
+
+
+def test_a_trainers_own_nsys_has_no_largest_size() -> None:
+    asked = request("nsight", {"max_mb": "0.5"})
+    assert check_request(asked) == ()
+    with pytest.raises(RequestError, match="max_mb closes windows of our sessions, not those of verl"):
+        check_request(asked, Where(trainer="verl"))
 
 
 @pytest.mark.parametrize("several", [{"steps": "3, 5"}, {"each": "phase"}])

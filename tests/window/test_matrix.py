@@ -73,6 +73,19 @@ while True:
     with nvtx.annotate(f"at {time.time():.2f}"):
         time.sleep(0.02)
 """
+# One whose session grows by some 20 MB a second.
+FLOOD = """
+import time, nvtx
+from rlprof_ops.runtime.process import session_file
+
+session_file.register()
+while True:
+    for _ in range(1000):
+        with nvtx.annotate("a range with a name of some length"):
+            pass
+    time.sleep(0.01)
+"""
+LARGE = "iB in it, so that it stays within max_mb"
 # The same second of a step, whatever tells of it.
 PART_ASKED = {"at": "generation+1s", "for": "1s"}
 COUNTED_ASKED = ({"after": "50%", "for": "1s"}, {"tokens": "20:30"})
@@ -190,6 +203,56 @@ def test_torch_and_memory(job: Job, driver: str, torch: str, memory: str) -> Non
         assert {Path(event.path).name for event in whole} <= job.copied()
     large = [event for event in job.ended("torch") if event.start == 5]
     assert {event.event for event in large} == {"failed"} and "max_mb" in large[0].reason
+
+
+@takes((PROCESS,), ("nsight", "torch"), MAX_MB)
+@pytest.mark.nsys
+@pytest.mark.parametrize(("name", "max_mb"), [("nsight", "40"), ("torch", "3")])
+def test_a_window_is_closed_before_its_report_is_too_large(job: Job, name: str, max_mb: str) -> None:
+    need("nsys" if name == "nsight" else "torch")
+    options = {"max_mb": max_mb} | ({"t": "nvtx"} if name == "nsight" else {"all_threads": "true"})
+    captures = [{"backend": name, "workers": "policy", "steps": step, "options": options} for step in "12"]
+    job.train("flood", captures)
+    [large] = [event for event in job.ended(name) if event.start == 2]
+    assert (large.event, large.partial) == ("closed", True), large
+    row = rows_of(job, captures)[2]
+    assert row["state"] == "truncated" and LARGE in row["reason"], row
+    report = job.node_dir / large.path
+    if name == "torch":
+        with gzip.open(report) as packed:
+            assert len(packed.read()) <= float(max_mb) * 1e6
+
+
+@takes((SUPERVISOR, ON_DEMAND), ("nsight",), MAX_MB)
+@pytest.mark.nsys
+def test_a_session_is_closed_before_its_report_is_too_large(job: Job) -> None:
+    need("nsys")
+    small = {"t": "nvtx", "max_mb": "40"}
+    captures = [{"workers": "rollout", "steps": "1:3", "options": small}]
+    asked = CaptureRequest("large", ("*",), None, "auto", {"max_mb": "40"}, None, 30.0)
+
+    async def steps() -> None:
+        windows = Windows(job.node_dir, request_from_dict({"captures": captures}), print)
+        await windows.begin(1)
+        async with asyncio.timeout(60):
+            while not job.ended("nsight"):
+                await asyncio.sleep(0.1)
+        for step in (1, 2):
+            windows.end(step)
+            await windows.begin(step + 1)
+        windows.end(3)
+        before_s = time.monotonic()
+        await windows.take_seconds(asked)
+        assert time.monotonic() - before_s >= 30
+        await windows.close()
+
+    with running(job.node_dir, FLOOD):
+        asyncio.run(steps())
+    planned, demanded = job.ended("nsight")
+    for event in (planned, demanded):
+        assert event.event == "closed" and event.partial and LARGE in event.reason, event
+    [row] = rows_of(job, captures).values()
+    assert row["state"] == "truncated" and LARGE in row["reason"], row
 
 
 @takes((PROCESS, SUPERVISOR), ("nsight",), EACH_STEP, EACH_PHASE, SEVERAL, RANKS, OUTPUT_DIR)

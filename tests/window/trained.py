@@ -82,6 +82,22 @@ def in_ticks(tick_s=0.02, phase_s=3):
     prof.close()
 
 
+def flood():
+    """Two steps of many ranges: a second, and as long as the window of the second one is open."""
+    from rlprof_ops.runtime import profiler
+
+    prof = profiler.from_env()
+    for step, most_s in ((1, 1.0), (2, 60.0)):
+        with prof.step(step):
+            until = time.monotonic() + most_s
+            while prof.any_open and time.monotonic() < until:
+                for _ in range(20 if "torch" in sys.modules else 1000):
+                    with prof.range("a range with a name of some length"):
+                        pass
+                time.sleep(0.01)
+    prof.close()
+
+
 def unmodified(around=lambda step: contextlib.nullcontext()):
     from rlprof_ops.runtime import follower
     from rlprof_ops.runtime.clock_file import ClockFile, ClockState
@@ -157,6 +173,7 @@ if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS
     "process": with_our_runtime,
     "in_ticks": in_ticks,
     "in_short_ticks": lambda: in_ticks(phase_s=0.75),
+    "flood": flood,
     "supervisor": unmodified,
     "unmodified_in_ticks": unmodified_in_ticks,
     "trainer": with_a_range_of_its_own,

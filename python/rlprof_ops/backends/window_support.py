@@ -19,7 +19,7 @@ EACH_STEP, EACH_PHASE, SEVERAL = "each: step", "each: phase", "several ranges of
 PART, COUNTED = "at, for", "after, tokens"
 RANKS, OUTPUT_DIR, RETRY = "ranks", "output_dir", "rlprof retry"
 MAX_MB, CAPTURE_RANGE = "max_mb", "capture-range"
-OPTIONS = {MAX_MB: "torch", CAPTURE_RANGE: "nsight"}  # about the window, and whose they are of ours
+OPTIONS = {MAX_MB: "torch or nsight", CAPTURE_RANGE: "nsight"}  # about the window, and whose they are of ours
 FEATURES = (EACH_STEP, EACH_PHASE, PART, COUNTED, SEVERAL, RANKS, OUTPUT_DIR, *OPTIONS, RETRY)
 
 ONE_WINDOW = (
@@ -47,7 +47,7 @@ _REFUSED_ON_DEMAND = {
     RETRY: NOT_PLANNED,
 }
 _REFUSED_OF_TRAINERS = {
-    **dict.fromkeys((EACH_PHASE, PART, COUNTED, SEVERAL), THEIRS),
+    **dict.fromkeys((EACH_PHASE, PART, COUNTED, SEVERAL, MAX_MB), THEIRS),
     RETRY: NOT_PLANNED,
 }
 

@@ -14,6 +14,7 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import first_match, is_pattern, ranks_overlap
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
+from rlprof_ops.words import limit
 
 MANY_REPORTS = 256
 STEP_S = 60.0  # of the rule of thumb: a window of so many seconds is as large as one of a step
@@ -217,7 +218,7 @@ def size_rule() -> str:
     for backend in backends.every():
         by_size.setdefault(backend.bytes_per_rank_step >> 20, []).append(backend.name)
     rates = [f"{mib} MiB ({', '.join(found)})" for mib, found in sorted(by_size.items())]
-    return f"reports x steps in each x {words(rates)}; `for`: of a step of {STEP_S:g} s"
+    return f"reports x steps in each x {words(rates)}; `for`: of a step of {limit(STEP_S)}"
 
 
 def _size(spec: CaptureSpec, windows: Sequence[Window]) -> int | None:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.contract import CaptureError, WindowRecorder, Yielded
+from rlprof_ops.backends.window_support import MAX_MB
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
 from rlprof_ops.host.log_line import log_once
@@ -25,12 +26,13 @@ from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, St
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.part_gate import PartGate
 from rlprof_ops.window.reason import failure_of
-from rlprof_ops.words import limit
+from rlprof_ops.words import limit, size
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
 
 _LOOK_S = 0.5  # between two looks whether reports get on
+_SIZE_S = 0.25  # between two looks how large an open window is
 
 
 class Choose(Protocol):
@@ -245,7 +247,8 @@ class Captures:
         """Wait for the reports that are still being written beside the training, as long as they get on.
         `seconds`: for one that does not; None for the knob's.
         """
-        finishing, self._finishing = self._finishing, []
+        with self._changing:  # another thread may be closing a window
+            finishing, self._finishing = self._finishing, []
         seconds = close_wait_s() if seconds is None else seconds
         moved_at, seen = time.monotonic(), self._progress() if finishing else None
         while any(thread.is_alive() for thread in finishing):
@@ -361,8 +364,21 @@ class Captures:
             self._not_opened(capture, window, failure_of(error))
             return
         capture.delivery.opened(window)
+        if getattr(capture.taker, "most_bytes", 0):
+            threading.Thread(target=self._watch_size, args=(capture, window), daemon=True).start()
         if window.part is not None:
             self._guarded(capture, capture.taker.entered, window.window.start)
+
+    def _watch_size(self, capture: ProcessCapture, window: OpenWindow) -> None:
+        """Close a window when it is as large as its report may be."""
+        taker, gate = cast(Any, capture.taker), capture.gate
+        while gate.current is window:
+            if (found := taker.size_bytes()) >= taker.most_bytes:
+                with self._changing:
+                    if gate.current is window:
+                        window.note = f"closed with {size(found)} in it, so that it stays within {MAX_MB}"
+                        Gate.close(gate, partial=True)  # one of parts waits for a thread that waits for us
+            time.sleep(_SIZE_S)
 
     def _yield(self, capture: ProcessCapture, window: OpenWindow, reason: str) -> None:
         """Something of the program's own is in the way; the window's next step tries again."""

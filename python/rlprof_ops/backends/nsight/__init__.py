@@ -34,7 +34,7 @@ class Nsight(Backend):
     bytes_per_rank_step = 50 << 20
     derived = (".sqlite",)
     ray_key = "_nsight"
-    window_options = ("capture-range",)
+    window_options = ("capture-range", "max_mb")
     windows_from_outside = True
     parts_of_steps = True
     wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"

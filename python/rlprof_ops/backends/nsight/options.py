@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rlprof_ops.backends.contract import Asked, Options, Verdict, Where
 from rlprof_ops.backends.nsight.gpu_options import suited
 from rlprof_ops.backends.nsight.presets import LONG, resolve
-from rlprof_ops.backends.window_support import ON_DEMAND, counts_at_start
+from rlprof_ops.backends.window_support import MAX_MB, ON_DEMAND, counts_at_start
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import did_you_mean
@@ -107,9 +107,11 @@ OURS = frozenset(
         "start-later",
         "duration-frames",
         "start-frame-index",
+        MAX_MB,
     ]
 )
 
+_POSITIVE = re.compile(r"(?=.*[1-9])[0-9]*\.?[0-9]+")
 _LENGTH = "a window ends with its steps; for one that is open for 20 seconds give the capture `for: 20s`"
 _DELAY = "a window begins with its steps; for one 60 seconds later give the capture `at: 60s`"
 # Those of nsys whose meaning a request has words for.
@@ -284,7 +286,9 @@ def validate(spec: Asked, where: Where) -> Verdict:
         resolved = resolve(spec.options, tuple(spec.flags))
         if where.driver == ON_DEMAND:  # such a window is an `nsys start` in a session that runs
             names = (*resolved, *spec.flags)
-            return Verdict(tuple(counts_at_start(name) for name in names if name not in START_OPTIONS))
+            return Verdict(
+                tuple(counts_at_start(name) for name in names if name not in (*START_OPTIONS, MAX_MB))
+            )
         opened_by = capture_range(spec)
     except UsageError as error:
         errors.append(str(error))
@@ -293,6 +297,10 @@ def validate(spec: Asked, where: Where) -> Verdict:
             f"capture-range {opened_by}: the process opens these windows itself, so they cannot be parts of a"
             " step; leave capture-range out, for a session, or at and for"
         )
+    if not _POSITIVE.fullmatch(str(spec.options.get(MAX_MB, "1"))):
+        errors.append(f"{MAX_MB} is {spec.options[MAX_MB]!r}: expected a number of MB above 0")
+    elif MAX_MB in spec.options and (whose := f"capture-range {opened_by}" if opened_by else where.trainer):
+        errors.append(f"{MAX_MB} closes windows of our sessions, not those of {whose}; leave it out")
     if opened_by == "none" and not where.trainer and (spec.each == "phase" or len(spec.windows()) > 1):
         errors.append(
             "capture-range none: the whole life of a worker is one report, so it takes one range of steps and"
@@ -305,7 +313,7 @@ def validate(spec: Asked, where: Where) -> Verdict:
             " repeat-shutdown:N"
         )
     known = sorted(LAUNCH_OPTIONS | START_OPTIONS | OURS)
-    counts = ("c", "capture-range", "capture-range-end") if opened_by else ("c", "capture-range")
+    counts = ("c", "capture-range", MAX_MB, *(("capture-range-end",) if opened_by else ()))
     for name in (*spec.options, *spec.flags):
         if name in _TRANSLATED.get(where.trainer, ()) or name == "preset":
             continue

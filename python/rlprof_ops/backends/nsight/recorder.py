@@ -16,6 +16,7 @@ from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.backends.nsight.node_turn import NodeTurn
 from rlprof_ops.backends.nsight.options import samples_the_node
+from rlprof_ops.backends.window_support import MAX_MB
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host.log_line import log_once
 from rlprof_ops.words import limit
@@ -40,8 +41,12 @@ class NsysSessionRecorder:
     # the whole of it again is then less than half a second off, up to 2 s.
     lead_s = _LEAD_S
 
-    def __init__(self, session: str, spec: Options, env: Mapping[str, str] | None = None) -> None:
-        """`env`: for the nsys commands, where they are not those of the session's own process."""
+    def __init__(
+        self, session: str, spec: Options, env: Mapping[str, str] | None = None, pid: int = 0
+    ) -> None:
+        """`env`: for the nsys commands, and `pid`, where this is not the session's own process."""
+        self._pid = pid or os.getpid()
+        self.most_bytes = float(spec.options.get(MAX_MB, 0)) * 1e6
         self._session = session
         self._spec = spec
         self._env = env
@@ -66,6 +71,14 @@ class NsysSessionRecorder:
         self._target, self.collects_s = target, time.monotonic()
         self.lead_s = min(max(_LEAD_S, 0.75 * (self.collects_s - called_s)), _LONGEST_LEAD_S)
         time.sleep(_SETTLE_S)
+
+    def size_bytes(self) -> int:
+        """What nsys has collected of the open window: 2023.4 keeps it in files until it writes the report."""
+        folder = Path((self._env or os.environ).get("TMPDIR") or "/tmp", "nvidia", "nsight_systems")
+        with contextlib.suppress(OSError):
+            for mine in folder.glob(f"quadd_session_*/injection_files/injection_{self._pid}_*"):
+                return sum(path.stat().st_size for path in mine.parent.glob("*_storage.dat"))
+        return 0
 
     def adopt(self, target: Path) -> None:
         """Take a window for open that somebody before has opened, who is gone."""

@@ -25,6 +25,7 @@ from rlprof_ops.words import size
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 _GZIP_LEVEL = 3
+_MOST_OF_MAX = 0.8  # of `max_mb`, by a speed that the window before had
 # In which operators of other threads come to their end: see `_all_threads_profile`.
 _IN_FLIGHT_S = 0.05
 
@@ -50,6 +51,7 @@ class TorchRecorder:
 
     suffix = torch_backend.SUFFIX
     _prepared = False
+    _bytes_per_s = 0.0  # of the last trace in this process
 
     def __init__(self, spec: Options) -> None:
         self._spec = spec
@@ -61,7 +63,8 @@ class TorchRecorder:
         self.steps: list[int] = []
         self.extra: list[tuple[int, int, Path, None]] = []
         self.cut_short = ""
-        self.stopped_s = 0.0
+        self.stopped_s = self._started_s = 0.0
+        self.most_bytes = 0.0
         after_import("torch.autograd.profiler", running.follow)
 
     def open(self, target: Path) -> None:
@@ -78,12 +81,20 @@ class TorchRecorder:
             profile.start()
             self._profile = profile
 
+        any_thread = self._options.all_threads and _all_threads() is not None
+        known = any_thread and TorchRecorder._bytes_per_s and not self._options.scheduled
+        self.most_bytes = _MOST_OF_MAX * self._options.max_mb * 1e6 if known else 0.0
         try:
-            running.begin(self, start, any_thread=self._options.all_threads and _all_threads() is not None)
+            running.begin(self, start, any_thread=any_thread)
+            self._started_s = time.monotonic()
         except CaptureError:
             raise
         except Exception as error:
             raise CaptureError(f"torch.profiler did not start: {error}") from error
+
+    def size_bytes(self) -> float:
+        """Of the open window's trace before compression, as fast as the last one grew."""
+        return TorchRecorder._bytes_per_s * (time.monotonic() - self._started_s)
 
     def prepare(self, step: int) -> None:
         """Start torch.profiler for nothing, once a process: its first start takes 0.8 s (2.13)."""
@@ -141,7 +152,7 @@ class TorchRecorder:
             self.stopped_s = time.monotonic()  # what comes while torch stops is in no trace
             self._stop(profile)
             if not self._options.scheduled:
-                export(profile, target, self._options.max_mb)
+                export(profile, target, self._options.max_mb, self.stopped_s - self._started_s)
         except CaptureError as error:
             self._problem = error
         except Exception as error:
@@ -245,7 +256,7 @@ def _uuids(torch: ModuleType) -> dict[str, str]:
     return found
 
 
-def export(profile: TorchProfile, target: Path, max_mb: float) -> None:
+def export(profile: TorchProfile, target: Path, max_mb: float, took_s: float = 0.0) -> None:
     """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before
     compression.
 
@@ -258,6 +269,8 @@ def export(profile: TorchProfile, target: Path, max_mb: float) -> None:
         if not plain.exists():  # torch keeps the reason to itself
             raise CaptureError(f"torch.profiler wrote no trace into {target.parent}: {_why_not(plain)}")
         size_bytes = plain.stat().st_size
+        if took_s:
+            TorchRecorder._bytes_per_s = size_bytes / took_s
         if size_bytes > max_mb * 1e6:
             raise CaptureError(
                 f"the trace has {size(size_bytes)} and max_mb is {max_mb:g} (MB): take fewer steps, switch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlprof_ops import backends
+from rlprof_ops.backends.window_support import MAX_MB
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Report
 from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
@@ -71,7 +72,11 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     all_told = not observed.running and (report.node or report.host) in observed.records
     unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
     if report.partial or (unsaid and 0 < reached < stop - 1):
-        if report.partial and report.warning and (report.taken_s or report.backend != "nsight"):
+        if (
+            report.partial
+            and report.warning
+            and (report.taken_s or report.backend != "nsight" or MAX_MB in report.warning)
+        ):
             # A whole nsys window says nothing of itself: its warnings are of the file.
             return f"the window ({label}) was cut short: {report.warning}"
         seen = f" (last step seen: {reached})" if reached else ""

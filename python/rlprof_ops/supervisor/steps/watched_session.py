@@ -130,7 +130,8 @@ class WatchedSession:
             refused = ""
         if refused or spec.each == "phase":
             return None, refused or nsys_options.PHASES_NEED
-        return NsysSessionRecorder(self.session.name, spec, {**os.environ, "TMPDIR": self.session.tmpdir}), ""
+        env = {**os.environ, "TMPDIR": self.session.tmpdir}
+        return NsysSessionRecorder(self.session.name, spec, env, self.session.pid), ""
 
     def run(self, work: Callable[..., Result], *arguments: object) -> asyncio.Future[Result]:
         """Do `work` after what was asked for before."""
