@@ -254,6 +254,11 @@ def test_on_a_telephone_long_names_break_and_ranks_keep_their_number(browser: An
             return [name.textContent, right(range) - right(name)]"""
         )
         assert shown[0].endswith(" 0") and shown[1] <= 0.5
+        cut = browser.find_element(By.CSS_SELECTOR, "#kernels-table td.wide .goto")
+        assert (
+            cut.rect["x"] + cut.rect["width"]
+            <= browser.find_element(By.CSS_SELECTOR, "#kernels-table td.wide + td").rect["x"]
+        )
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     nothing_wrong(browser)
