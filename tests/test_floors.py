@@ -41,9 +41,9 @@ BUDGET = {
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 2907,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
-    "window": 963,  # 700; and windows inside a step, and why one could not be: what the profiler still did
+    "window": 965,  # 700; and windows inside a step, and why one could not be: what the profiler still did
     "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
-    "runtime": 3432,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
+    "runtime": 3443,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3772,  # 2,200; steps from what is printed (240), counts (60), what Ray's tasks do in a hang

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,15 @@ from tests.nsys_stand_in import executable, slow_nsys
 from tests.window.test_matrix import PART_ASKED, Job, rows_of
 
 from rlprof_ops.backends.contract import Where
+from rlprof_ops.backends.torch.recorder import TorchRecorder
 from rlprof_ops.backends.window_support import PROCESS, SUPERVISOR
+from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.request.check import check_request
+from rlprof_ops.runtime.active_profiler import Profiler
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+from rlprof_ops.runtime.follower import Follower
+from rlprof_ops.runtime.process.worker_identity import find_identity
 
 
 @pytest.fixture
@@ -74,6 +82,32 @@ def test_a_profiler_that_begins_when_its_window_is_over(job: Job, tmp_path: Path
     assert re.fullmatch(began + r", before the profiler recorded: its start took 2\.\d+ s", rows[1]["reason"])
     assert rows[2]["reason"].endswith(BUSY)
     assert not list(job.node_dir.rglob("*.nsys-rep"))
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_torchs_first_start_makes_no_window_beside_it_late(
+    follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds on a busy machine: as long memory's window beside it was late."""
+    need("torch")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    monkeypatch.setattr(TorchRecorder, "prepare", lambda self, step: time.sleep(2))
+    both = {"workers": "policy", "steps": "1", "at": "300ms", "for": "400ms"}
+    captures = [{"backend": "torch", **both}, {"backend": "memory", "options": {"host": "true"}, **both}]
+    clock = ClockFile(tmp_path, write=True)
+    place = find_identity("policy", 0, None, {**os.environ, "RLPROF_NODE": "n1"})
+    specs = request_from_dict({"captures": captures}).captures
+    prof = Profiler(place, specs, follows=follows)
+    if follows:
+        clock.store(ClockState(1, time.time_ns(), True, 0, time.monotonic_ns()))
+        with Follower(prof, ClockFile(tmp_path), None).task("train"):
+            pass
+    else:
+        prof.start_step(1)
+    prof.close()
+    ended = [event for log in read_node(tmp_path / "events") for event in log.windows]
+    [memory] = [event for event in ended if (event.backend, event.event) == ("memory", "closed")]
+    assert memory.taken_s == pytest.approx((0.3, 0.7), abs=0.3), memory
 
 
 def test_the_words_of_a_refusal_are_the_same_for_all_who_are_asked() -> None:

@@ -135,7 +135,10 @@ class Profiler:
         if low <= step < high:
             return True
         with self._work():
-            return self._enter(step, began_s)
+            begun = self._enter(step, began_s)
+        if not self.follows:
+            self.prepare_parts(step)
+        return begun
 
     def stop_step(self, step: int | None = None) -> None:
         """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
@@ -300,6 +303,10 @@ class Profiler:
             with self._work():
                 self._captures.visit_parts(opens)
                 self._settle()
+
+    def prepare_parts(self, step: int) -> None:
+        """Before the work of `step`, on the thread that does it, and beside windows that open meanwhile."""
+        self._captures.prepare_parts(step)
 
     def has_parts(self, step: int) -> bool:
         """Whether windows inside steps are open or to come in `step` or later."""

@@ -46,12 +46,15 @@ class Follower:
     def begin(self) -> None:
         """A task begins: take the clock's step."""
         with self._lock:
+            before = self._step
             self._busy += 1
             self._sync()
             self._visit_parts()
             if not self._watching and (self.profiler.any_open or self.profiler.has_parts(self._step)):
                 self._watching = True
                 threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
+        if self._step != before:  # who watches opens windows beside it
+            self.profiler.prepare_parts(self._step)
 
     def end(self) -> None:
         with self._lock:

@@ -53,6 +53,9 @@ class NullProfiler:
     def visit_parts(self, opens: bool = True) -> None:
         return None
 
+    def prepare_parts(self, step: int) -> None:
+        pass
+
     def has_parts(self, step: int) -> bool:
         return False
 

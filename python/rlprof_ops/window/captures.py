@@ -183,16 +183,19 @@ class Captures:
                     capture.gate.begin_late(step)
                 else:
                     capture.gate.enter(step, began_s)
-                    if capture.gate.at_ranges and capture.gate.waiting:
-                        prepare = getattr(capture.taker, "prepare", None)
-                        if prepare is not None:
-                            self._guarded(capture, prepare, step)
                 continue
             capture.gate.enter(step)
             if late and capture.gate.current is not None and capture.gate.current is not before:
                 capture.gate.current.late = True
             if capture.target and capture.taker:
                 self._guarded(capture, capture.taker.entered, step)
+
+    def prepare_parts(self, step: int) -> None:
+        """What the thread that trains does before a window inside `step`; no other window waits for it."""
+        for capture in tuple(self._all):
+            prepare = getattr(capture.taker, "prepare", None)
+            if prepare is not None and isinstance(capture.gate, PartGate) and capture.gate.waiting:
+                self._guarded(capture, prepare, step)
 
     def leave(self, step: int) -> None:
         for capture in reversed(self._all):
