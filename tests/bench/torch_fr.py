@@ -2,6 +2,9 @@
 
 Time of the wall and of the CPU for a call of rank 0, memory of its process, the seconds of a dump, and those
 of the look at its 2000 calls once a minute: its CPU, and for how long another thread of the process stands.
+--trl-pairs adds so many pairs of TRL's GRPOTrainer with two ranks: its own seconds of a step, the first left
+out, and of the whole run, its start included, CPU time and peak memory of a process. The ratio of two runs
+without it, one after the other, says how far that of steps can be trusted on this machine.
 """
 
 from __future__ import annotations
@@ -10,9 +13,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
 
-from tests.bench.harness import Run, by_turns, environment, ratio
+from tests.bench.harness import Run, by_turns, environment, ratio, spend
+from tests.trainers import environments, runs
 
 from rlprof_ops.job.knobs import python_path
 
@@ -100,7 +107,29 @@ def measure(more: dict[str, str], calls: int) -> dict[str, float]:
     return found
 
 
-def bench(run: Run, *, pairs: int = 5, calls: int = 20_000) -> None:
+@dataclass(frozen=True)
+class Trained:
+    """A run of TRL: the median step, CPU time of all processes, the largest one's memory."""
+
+    step_ms: float
+    cpu_s: float
+    rss_mib: float
+
+
+def trained(more: dict[str, str], steps: int) -> Trained:
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"RLPROF_NODE_DIR": folder, "RLPROF_ON_DEMAND": "1", "PYTHONPATH": python_path(None), **more}
+        one = runs.trainer_run("trl", work=Path(folder), steps=steps, env=own)
+        place = one.argv.index(str(environments.HERE / "trl/grpo.py"))
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+        argv = [*one.argv[:place], *torchrun, *one.argv[place:]]
+        cost = spend(argv, one.environment() | {"GLOO_SOCKET_IFNAME": "lo"}, one.cwd)
+    times = runs.step_times("trl", cost.output)
+    later = [seconds * 1e3 for step, seconds in times.items() if step > 1]
+    return Trained(median(later), cost.cpu_s, cost.peak_gib * 1024)
+
+
+def bench(run: Run, *, pairs: int = 5, calls: int = 20_000, trl_pairs: int = 0, trl_steps: int = 200) -> None:
     found = by_turns({"off": lambda: measure(OFF, calls), "on": lambda: measure(ON, calls)}, pairs)
     run.head("a call, a process", "off     ", "on      ", "on / off, its quartiles")
     for name in ("cpu_us", "wall_us", "rss_mib"):
@@ -108,3 +137,13 @@ def bench(run: Run, *, pairs: int = 5, calls: int = 20_000) -> None:
         run.row(name, f"{median(off):.1f}", f"{median(on):.1f}", ratio(on, off)[1])
     for name in ("first_dump_s", "next_dump_s", "dump_kib", "look_cpu_s", "stands_s", "stands_without_s"):
         run.row(name, "-", f"{median(each[name] for each in found['on']):.3f}", "")
+    if trl_pairs:
+        sides = {name: partial(trained, more, trl_steps) for name, more in (("off", OFF), ("on", ON))}
+        of_trl: dict[str, list[Trained]] = by_turns(sides, trl_pairs)
+        run.head("TRL, two ranks", "off     ", "on      ", "on / off, its quartiles")
+        for name in ("step_ms", "cpu_s", "rss_mib"):
+            off, on = ([getattr(each, name) for each in of_trl[side]] for side in ("off", "on"))
+            run.row(name, f"{median(off):.1f}", f"{median(on):.1f}", ratio(on, off)[1])
+        steps = [each.step_ms for each in of_trl["off"]]
+        if trl_pairs > 1:
+            run.say(f"a step, off / off: {ratio(steps[1:], steps[:-1])[1]}")
