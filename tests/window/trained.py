@@ -45,6 +45,7 @@ class Counts:
 
     def begin(self, step):
         self.told = step, {}, time.monotonic_ns()
+        self.first_ns = time.monotonic_ns()
         self.store()
 
     def phase(self, name):
@@ -53,7 +54,7 @@ class Counts:
 
     def look(self):
         for second, name in ((1, "50% of the requests"), (1, "token 20"), (2, "token 30")):
-            if name not in self.told[1] and time.monotonic_ns() - self.told[2] >= second * 1e9:
+            if name not in self.told[1] and time.monotonic_ns() - self.first_ns >= second * 1e9:
                 self.phase(name)
 
     def store(self, runs=True):
@@ -120,6 +121,9 @@ def unmodified_in_ticks(phase_s=3):
     counts = Counts()
     for step in (1, 2):
         counts.begin(step)
+        with follower.task("data"):  # in which torch makes its first start
+            work()
+        counts.first_ns = time.monotonic_ns()
         for phase in PHASES:
             counts.phase(phase)
             began = time.monotonic()
