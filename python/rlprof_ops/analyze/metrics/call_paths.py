@@ -32,6 +32,8 @@ def call_paths(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, 
             path[rows[outer]] = known.encode(some.tolist())[np.searchsorted(some, keys)]
             around[rows] = path[rows[outer]][np.cumsum(outer) - 1] + 1
             rows = rows[~outer]
+            if not len(rows):
+                break
     texts = [""]
     for key in known.values():
         name = trace.names[key % len(trace.names)].removeprefix("aten::")
