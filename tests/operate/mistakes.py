@@ -11,7 +11,7 @@ MISTAKES = [
     (["--json"], 2, "--json goes after the command, or with --version"),
     (["help", "sbumit"], 2, "Did you mean 'submit'?"),
     (["completion", "tcsh"], 2, "'bash', 'zsh', 'fish'"),
-    (["schema", "manifst"], 2, "'request', 'manifest', 'report'"),
+    (["schema", "manifst"], 2, "'request', 'manifest', 'run', 'report'"),
     # a request
     (["plan", "none.yaml"], 2, "none.yaml: cannot read the request: No such file or directory"),
     (["plan", "zero.yaml"], 2, "steps are counted from 1 and stop is not included; write '1:11'"),

@@ -59,8 +59,8 @@ def test_file_problems_carry_line_and_column(tmp_path) -> None:
         load_request(str(path))
     assert [str(p) for p in caught.value.problems] == [
         (
-            f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, at, for,"
-            " options, flags, env, on_error or when. Did you mean 'ranks'?"
+            f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, at,"
+            " after, tokens, for, options, flags, env, on_error or when. Did you mean 'ranks'?"
         ),
         (
             f"{path}:2:14: backend 'nsigt' is unknown; allowed are memory, nsight, rocprof_sys or torch. Did"
