@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from rlprof_ops.analyze.columns import Shape
 
@@ -66,11 +65,15 @@ class _Call:
 
     @property
     def is_causal(self) -> bool:
-        return bool(self.causal and self.value(self.causal))
+        return bool(self.causal and self.number(self.causal))
 
-    def value(self, place: int) -> Any:
+    def number(self, place: int) -> int:
         """A plain value: what Python writes, which is JSON but for its capitals."""
-        return json.loads(self.said[place].lower())
+        return int(json.loads(self.said[place].lower()))
+
+    def numbers(self, place: int) -> list[int]:
+        """A plain list."""
+        return [int(each) for each in json.loads(self.said[place].lower())]
 
     def moved(self, count: int, *results: tuple[int, int]) -> Moved:
         return [(i, prod(self.dims[i])) for i in range(count)] + list(results)
@@ -90,7 +93,8 @@ def _scaled_matmul(call: _Call) -> tuple[int, Moved]:
 
 def _convolution(call: _Call) -> tuple[int, Moved]:
     taken, weight = call.pair
-    stride, padding, dilation, transposed, more, groups = map(call.value, range(3, 9))
+    stride, padding, dilation, more = map(call.numbers, (3, 4, 5, 7))
+    transposed, groups = call.number(6), call.number(8)
     sides = zip(taken[2:], weight[2:], stride, padding, dilation, more, strict=True)
     out = [
         (i - 1) * s - 2 * p + d * (k - 1) + o + 1 if transposed else (i + 2 * p - d * (k - 1) - 1) // s + 1
@@ -103,9 +107,9 @@ def _convolution(call: _Call) -> tuple[int, Moved]:
 
 def _convolution_backward(call: _Call) -> tuple[int, Moved]:
     taken, weight = call.pair
-    wanted = call.value(10)[:2]
+    wanted = call.numbers(10)[:2]
     results = [(i, prod(call.dims[i])) for i, asked in zip((1, 2), wanted, strict=True) if asked]
-    places = (taken if call.value(7) else call.dims[0])[2:]
+    places = (taken if call.number(7) else call.dims[0])[2:]
     return 2 * len(results) * taken[0] * prod(weight) * prod(places), call.moved(3, *results)
 
 
