@@ -74,13 +74,13 @@ def source_of(name: str, version: str) -> Path:
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
             raise environments.BuildError(f"no wheel of {name} {version}: {done.stderr.strip()[-300:]}")
+        # A wheel that counts as built for one platform has it below *.data/purelib.
+        ours = re.compile(rf"(?:[^/]+\.data/(?:pure|plat)lib/)?({package_of(name)}/.+\.py)")
         with zipfile.ZipFile(wheels[0]) as wheel:
-            files = [
-                each
-                for each in wheel.namelist()
-                if each.startswith(f"{package_of(name)}/") and each.endswith(".py")
-            ]
-            wheel.extractall(Path(folder) / "src", files)
+            for entry in wheel.infolist():
+                if (found := ours.fullmatch(entry.filename)) is not None:
+                    entry.filename = found[1]
+                    wheel.extract(entry, Path(folder) / "src")
         (Path(folder) / "src").rename(home)
     return home
 
