@@ -1,4 +1,4 @@
-"""A node's part in captures on request: hands requests from the run folder to the node's workers, and takes
+"""A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes
 their stacks.
 
 `rlprof capture` and `rlprof stacks` ask the head over the control channel, and the head tells the other
@@ -69,9 +69,9 @@ async def take(
     try:
         request = watcher.CaptureRequest.from_json(asked.request)
     except ValueError as error:
-        say(f"on request: {error}")
+        say(f"on demand: {error}")
         return None
-    say(f"on request {request.id}: {request.backend} of {', '.join(request.workers)}")
+    say(f"on demand {request.id}: {request.backend} of {', '.join(request.workers)}")
     if request.backend != watcher.STACKS:
         watcher.leave(node_dir / watcher.FOLDER, request)
         return None if request.backend == watcher.DUMPS else request

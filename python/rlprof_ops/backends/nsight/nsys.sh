@@ -126,7 +126,7 @@ nsys::_clear() {
     rm -f -- "${nsys_made}"
 }
 
-# Runs the words after PENDING and PATIENCE_S. Ends with their exit code when the program has begun; else sets
+# Runs the words after PENDING and BEGIN_WITHIN_S. Ends with their exit code when the program has begun; else sets
 # nsys_said and returns.
 nsys::_try() {
     local -r pending="$1" begin_within_s="$2"
