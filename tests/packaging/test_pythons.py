@@ -90,6 +90,7 @@ def test_the_rules_hold(version, other_python, tmp_path):
     if got.returncode:
         pytest.skip(f"pip of Python {version} cannot get pytest: {got.stderr.strip().splitlines()[-1:]}")
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nsys and not ray and not torch and not slurm"]
+    options += ["--ignore=tests/backends/nsight/test_nsys_sh.py"]  # a shell script has no Python
     tests = run(
         tmp_path / "venv/bin/python",
         "-m",
