@@ -45,23 +45,18 @@ def _nsys(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProces
     return done
 
 
+def _export(report: Path, folder: Path) -> Path:
+    """nsys's own SQLite export of a report, in a new folder below `folder`."""
+    target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
+    _nsys(["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)], os.environ)
+    return target
+
+
 def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]:
     """The texts of all NVTX ranges of a report, sorted, as often as they occur; `ended`: only those that have
     an end. The export is kept below `folder`.
     """
-    target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
-    argv = [
-        "nsys",
-        "export",
-        "--force-overwrite=true",
-        "--type",
-        "sqlite",
-        "--output",
-        str(target),
-        str(report),
-    ]
-    _nsys(argv, os.environ)
-    with closing(sqlite3.connect(target)) as database:
+    with closing(sqlite3.connect(_export(report, folder))) as database:
         rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
     return sorted(text for (text,) in rows)
 
@@ -90,8 +85,7 @@ def nvtx_sum(report: Path, folder: Path) -> dict[str, int]:
     statistics that nsys's own SQLite knows.
     """
     home = Path(str(shutil.which("nsys"))).resolve().parent
-    export = folder / f"{report.name}.sqlite"
-    _nsys(["nsys", "export", "--type", "sqlite", "--output", str(export), str(report)], os.environ)
+    export = _export(report, folder)
     argv = [sys.executable, "-c", _NVTX_SUM, str(home / "reports" / "nvtx_sum.py"), str(export)]
     said = _nsys(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
     rows = csv.DictReader(io.StringIO(said.strip()))
@@ -102,18 +96,6 @@ def session_start_ns(report: Path, folder: Path) -> int:
     """When nsys began to collect a report, Unix ns, as the report itself says. The export is kept below
     `folder`.
     """
-    target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
-    argv = [
-        "nsys",
-        "export",
-        "--force-overwrite=true",
-        "--type",
-        "sqlite",
-        "--output",
-        str(target),
-        str(report),
-    ]
-    subprocess.run(argv, check=True, capture_output=True, timeout=180)
-    with closing(sqlite3.connect(target)) as export:
+    with closing(sqlite3.connect(_export(report, folder))) as export:
         [(began_ns,)] = export.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchall()
     return int(began_ns)
