@@ -379,7 +379,10 @@ class Captures:
             if (found := taker.size_bytes()) >= taker.most_bytes:
                 with self._changing:
                     if gate.current is window:
-                        window.note = f"closed with {size(found)} in it, so that it stays within {MAX_MB}"
+                        window.note = (
+                            f"closed with {size(found)} in it, so that it stays within {MAX_MB}: raise that"
+                            " option, or take less in a window"
+                        )
                         Gate.close(gate, partial=True)  # one of parts waits for a thread that waits for us
             time.sleep(_SIZE_S)
 
