@@ -15,6 +15,7 @@ import pytest
 from tests.needs import need
 
 from rlprof_ops.supervisor.node import ray_tasks
+from rlprof_ops.supervisor.node.resource_probe import Fetching
 
 SECOND = 10**9
 
@@ -46,12 +47,33 @@ def test_those_that_began_last_come_first_and_few_are_shown():
     assert ray_tasks.sentence([task("odd"), task("newer", _99=1)], 100 * SECOND) == ""
 
 
+def node(address: str, *activity: str, **resources: float) -> Any:
+    return SimpleNamespace(node_ip_address=address, node_activity=activity, total_resources=resources)
+
+
+def test_a_node_fetches_since_the_first_of_the_looks_that_all_say_so():
+    fetching, works = Fetching(), "Pulling task arguments."
+    named = node("10.0.0.1", "Busy workers on node.", works, **{"CPU": 4.0, "slurm_node:n1": 1.0})
+    for second in range(50, 60, 5):
+        fetching.look([named, node("10.0.0.2", works), node("10.0.0.3"), SimpleNamespace()], second * SECOND)
+    fetching.look([named, node("10.0.0.2")], 60 * SECOND)
+    fetching.look([named, node("10.0.0.2", works)], 65 * SECOND)
+    assert fetching.since_ns == {"n1": 50 * SECOND, "10.0.0.2": 65 * SECOND}
+    said = ray_tasks.sentence([task("score", _2=40)], 70 * SECOND, fetching.since_ns)
+    waits = "score has waited 30.0 s for a node, or for its arguments to come there"
+    assert said == f"{waits}; node n1 has fetched arguments of waiting tasks for 20.0 s"
+    many = {f"n{number}": 0 for number in range(6)}
+    assert ray_tasks.sentence([], 70 * SECOND, many).endswith("for 70.0 s; and 2 more such nodes")
+
+
 PROGRAM = """
 import json, os, signal, subprocess, sys, threading, time
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 9}})
+here = {"num_cpus": 4, "resources": {"head": 9, "slurm_node:n1": 1}}
+cluster = Cluster(initialize_head=True, head_node_args=here)
 other = cluster.add_node(num_cpus=1, resources={"other": 1})
 ray.init(address=cluster.address)
 
@@ -80,14 +102,18 @@ ray.get(judge.ready.remote())
 [raylet] = other.all_processes["raylet"]
 os.kill(raylet.process.pid, signal.SIGSTOP)
 try:
-    moved = train.options(name="moved", resources={"head": 1}).remote(there)
+    # The owner asks the node that has most of the arguments for a place, which does not answer; else the
+    # node that is named, which fetches.
+    named = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    unplaced = train.options(name="moved", resources={"head": 1}).remote(there)
+    fetched = train.options(name="moved", scheduling_strategy=named).remote(there)
     out = [judge.score.remote(), train.remote(rollout.remote()), rollout.remote()]
     words = [sys.executable, "-m", "rlprof_ops.supervisor.node.resource_probe", cluster.address]
     probe = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     lines, until = [], time.monotonic() + float(sys.argv[1])
     threading.Thread(target=lambda: lines.extend(probe.stdout), daemon=True).start()
     told = []
-    while time.monotonic() < until and len(told) < 4:
+    while time.monotonic() < until and len(told) < 5:
         time.sleep(2)
         probe.stdin.write(b"\\n")
         probe.stdin.flush()
@@ -118,7 +144,8 @@ def test_a_real_ray_tells_what_runs_what_waits_and_what_is_fetched(tmp_path: Pat
     print(f"{time.monotonic() - began:.0f} s:", said)
     seconds = r"\d\d\.\d s"
     for wanted in (
-        f"moved has waited {seconds} for a node, or for its arguments to come there",
+        rf"moved has waited {seconds} for a node, or for its arguments to come there \(2 tasks\)",
+        f"node n1 has fetched arguments of waiting tasks for {seconds}",
         rf"rollout has run for {seconds} \(2 tasks\)",
         f"train has waited {seconds} for what another task makes",
         f"Judge.score has run for {seconds}",

@@ -59,7 +59,7 @@ def test_a_real_ray_tells_its_waiting_actors(tmp_path):
     probe = (
         "import sys, threading, rlprof_ops.supervisor.node.resource_probe as probe\n"
         "probe.POLL_S, probe.IMPOSSIBLE_S = 0.5, 1.0\n"
-        "threading.Thread(target=probe._watch, args=(sys.argv[1],), daemon=True).start()\n"
+        "threading.Thread(target=probe._watch, args=(sys.argv[1], probe.Fetching()), daemon=True).start()\n"
         "sys.stdin.read()\n"
     )
     program = tmp_path / "driver.py"

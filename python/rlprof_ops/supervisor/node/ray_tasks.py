@@ -1,8 +1,10 @@
-"""What Ray's tasks that have not ended do, as a sentence, from the task events of its GCS."""
+"""What Ray's tasks that have not ended do, as a sentence, from the task events of its GCS, and to which nodes
+it brings arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlprof_ops.words import duration
@@ -27,9 +29,10 @@ _DOES = {
 }
 
 
-def sentence(events: Iterable[Any], now_ns: int) -> str:
+def sentence(events: Iterable[Any], now_ns: int, fetching: Mapping[str, int] | None = None) -> str:
     """`events`: `TaskEvents` of ray.core.generated.gcs_pb2. Those that began last come first: for one of them
-    the driver waits. Empty where none has lasted for LEAST_S.
+    the driver waits. `fetching`: nodes to which arguments of waiting tasks are brought, and since when (Unix
+    ns). Empty where nothing has lasted for LEAST_S.
     """
     since: dict[tuple[str, str], list[int]] = {}
     for event in events:
@@ -40,8 +43,18 @@ def sentence(events: Iterable[Any], now_ns: int) -> str:
             since.setdefault((event.task_info.name, _DOES[state]), []).append(times[state])
     long = [(min(times), what, len(times)) for what, times in since.items()]
     long = sorted((each for each in long if now_ns - each[0] >= LEAST_S * 1e9), reverse=True)
-    said = [
+    tasks = [
         f"{name} {does.format(duration(now_ns - begun))}{f' ({count} tasks)' if count > 1 else ''}"
-        for begun, (name, does), count in long[:_SHOWN]
+        for begun, (name, does), count in long
     ]
-    return "; ".join([*said, *([f"and {len(long) - _SHOWN} more"] if len(long) > _SHOWN else [])])
+    nodes = [
+        f"node {node} has fetched arguments of waiting tasks for {duration(now_ns - begun)}"
+        for node, begun in (fetching or {}).items()
+        if now_ns - begun >= LEAST_S * 1e9
+    ]
+    return "; ".join([*_few(tasks, "more"), *_few(nodes, "more such nodes")])
+
+
+def _few(said: Sequence[str], more: str) -> list[str]:
+    left = len(said) - _SHOWN
+    return [*said[:_SHOWN], *([f"and {left} {more}"] if left > 0 else [])]

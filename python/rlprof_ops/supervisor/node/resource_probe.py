@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ POLL_S = 5.0
 IMPOSSIBLE_S = 15.0  # a node may be about to join
 BUSY_S = 45.0  # others may be about to end
 _SHOWN = 3
-_HIDDEN = ("node:", "slurm_node:", "bundle", "memory", "object_store_memory", "implicit_resource")
+_FETCHES = "Pulling task arguments."  # of a node's activity, as its raylet has it
+_NODE = "slurm_node:"  # a resource that our nodes have, with their name
+_HIDDEN = ("node:", _NODE, "bundle", "memory", "object_store_memory", "implicit_resource")
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,38 @@ def _demands(state: Any) -> list[Demand]:
     return [demand for demand in found if demand.count]
 
 
-def _ask(client: Any) -> tuple[list[Demand], list[dict[str, float]]]:
+class Fetching:
+    """To which nodes arguments of waiting tasks are brought, and since when (Unix ns): since the first of the
+    looks that all say so.
+    """
+
+    def __init__(self) -> None:
+        self.since_ns: dict[str, int] = {}
+
+    def look(self, nodes: Iterable[Any], now_ns: int) -> None:
+        """`nodes`: `NodeState` of ray.core.generated.autoscaler_pb2. Ray 2.49 does not tell it, 2.60 does."""
+        there = [node for node in nodes if _FETCHES in getattr(node, "node_activity", ())]
+        self.since_ns = {name: self.since_ns.get(name, now_ns) for name in map(_name, there)}
+
+
+def _name(node: Any) -> str:
+    ours = (each.removeprefix(_NODE) for each in node.total_resources if each.startswith(_NODE))
+    return next(ours, str(node.node_ip_address))
+
+
+def _ask(client: Any, fetching: Fetching) -> tuple[list[Demand], list[dict[str, float]]]:
     from ray.core.generated import autoscaler_pb2
 
     reply = autoscaler_pb2.GetClusterResourceStateReply()
     reply.ParseFromString(client.get_cluster_resource_state(timeout_s=10))
     state = reply.cluster_resource_state
     dead = autoscaler_pb2.NodeStatus.DEAD
-    nodes = [dict(node.total_resources) for node in state.node_states if node.status != dead]
-    return _demands(state), nodes
+    there = [node for node in state.node_states if node.status != dead]
+    fetching.look(there, time.time_ns())
+    return _demands(state), [dict(node.total_resources) for node in there]
 
 
-def _tasks(address: str) -> str:
+def _tasks(address: str, fetching: Fetching) -> str:
     """Asked for rarely: the GCS sends every task that it remembers."""
     from ray._raylet import GcsClientOptions, GlobalStateAccessor
     from ray.core.generated.gcs_pb2 import TaskEvents
@@ -117,13 +139,14 @@ def _tasks(address: str) -> str:
         GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
     )
     accessor.connect()
-    return ray_tasks.sentence(map(TaskEvents.FromString, accessor.get_task_events()), time.time_ns())
+    events = map(TaskEvents.FromString, accessor.get_task_events())
+    return ray_tasks.sentence(events, time.time_ns(), fetching.since_ns)
 
 
-def _answer(address: str) -> None:
+def _answer(address: str, fetching: Fetching) -> None:
     for _ in sys.stdin:
         with contextlib.suppress(Exception):  # a Ray of another shape, a GCS that is gone: nothing is said
-            if said := _tasks(address):
+            if said := _tasks(address, fetching):
                 _say({"tasks": said})
 
 
@@ -133,13 +156,13 @@ def _say(what: object) -> None:
     sys.stdout.flush()
 
 
-def _watch(address: str) -> None:
+def _watch(address: str, fetching: Fetching) -> None:
     from ray._raylet import GcsClient
 
     client, waiting, last = GcsClient(address=address), UnmetDemands(), ""
     while True:
         try:
-            said = waiting.sentence(*_ask(client), time.monotonic())
+            said = waiting.sentence(*_ask(client, fetching), time.monotonic())
         except (ImportError, AttributeError, TypeError):
             return  # a Ray whose inner client has another shape: nothing is said
         except Exception:  # the GCS is busy, or gone: ask again
@@ -151,5 +174,6 @@ def _watch(address: str) -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_watch, args=(sys.argv[1],), daemon=True).start()
-    _answer(sys.argv[1])
+    found = Fetching()
+    threading.Thread(target=_watch, args=(sys.argv[1], found), daemon=True).start()
+    _answer(sys.argv[1], found)
