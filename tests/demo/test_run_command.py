@@ -11,7 +11,7 @@ import pytest
 
 from rlprof_ops.job.knobs import import_path
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(240)]
 PROGRAM = """
 import sys
 import ray

@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 from rlprof_ops import rayenv
 from rlprof_ops.request import request_from_dict
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole]
 
 DRIVER = r'''
 import json, os, sys

@@ -13,7 +13,7 @@ from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
 from tests.waits import wait_until
 
 submitit = pytest.importorskip("submitit")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(280)]
 
 
 def test_local_with_follow_ups(tmp_path, monkeypatch, capsys):
