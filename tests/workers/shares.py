@@ -4,13 +4,15 @@ What uses the machine is three shares, each taken by one worker as a whole, test
 a run without workers: what runs in a Slurm sandbox, real trainers, and whatever else uses this machine
 itself (a Ray cluster, nsys). The sandbox begins first, being the longest, with several jobs at once; beside
 it the environments of real trainers are built and what needs one core alone is run; the other two come
-last, when the sandbox has one job at a time. In the quick tier, with one job on the sandbox, this machine's
-share is the longest: it begins first, beside everything else. A mark `share(name)` overrules what is here.
+last, when the sandbox has one job at a time. With a third worker each of these begins at once, and files that
+are nobody's fill what is left. In the quick tier, with one job on the sandbox, this machine's share is the
+longest: it begins first, beside everything else. A mark `share(name)` overrules what is here.
 Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 
 import pytest
@@ -24,6 +26,7 @@ TRAINERS = "trainers"
 _FIRST = (SANDBOX, ENVIRONMENTS)
 _LAST = (TRAINERS, MACHINE)
 _QUICK = (MACHINE, SANDBOX, ENVIRONMENTS, TRAINERS)
+_OF_THREE = (SANDBOX, MACHINE, ENVIRONMENTS, TRAINERS)
 _SANDBOX_MARKS = {"slurm", "lane"}
 _SANDBOX_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
 _MACHINE_MARKS = {"ray", "nsys", "timed"}
@@ -52,8 +55,15 @@ def share(item: pytest.Item) -> str:
 
 def rank(item: pytest.Item) -> int:
     """The order in which shares begin; those of one rank as they are."""
-    first, last = (_QUICK, ()) if tiers.tier() == tiers.QUICK else (_FIRST, _LAST)
+    first, last = order(tiers.tier(), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     name = share(item)
     if name in first:
         return first.index(name)
     return len(first) + (1 + last.index(name) if name in last else 0)
+
+
+def order(tier: str, workers: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The named shares that begin before all files, and those that begin after them."""
+    if tier == tiers.QUICK:
+        return _QUICK, ()
+    return (_OF_THREE, ()) if workers > 2 else (_FIRST, _LAST)

@@ -134,6 +134,13 @@ def test_in_the_quick_tier_what_uses_this_machine_begins_first(tmp_path):
     assert "test_second" in [names[0] for names in order(tmp_path).values()]
 
 
+def test_with_three_workers_each_of_the_long_shares_begins_at_once(tmp_path):
+    status, said = run(tmp_path, "-n", "3")
+
+    assert status == 0, said
+    assert {names[0] for names in order(tmp_path).values()} == {"test_first", "test_second", "test_build"}
+
+
 def test_without_workers_nothing_differs(tmp_path):
     status, said = run(tmp_path)
 
