@@ -44,11 +44,17 @@ def tree(name: str) -> Path:
     with (root.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / ".done").exists():
-            with tarfile.open(archive) as packed:
-                packed.extractall(root, filter="data")
+            unpack(archive, root)
             (root / ".done").touch()
     (inner,) = (path for path in root.iterdir() if path.is_dir())
     return inner
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Also by a Python before 3.11.4, as Debian 12's, whose tarfile knows no filter."""
+    safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, **safely)
 
 
 def verl(version: str) -> Path:

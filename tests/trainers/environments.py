@@ -24,14 +24,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import needs
+from tests import needs, upstream
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
@@ -168,17 +167,13 @@ def cache_root() -> Path:
     return Path(os.environ.get("RLPROF_TRAINERS") or "~/.cache/rlprof-ops/trainers").expanduser().resolve()
 
 
-def upstream() -> Path:
-    """Where source archives of trainers lie."""
-    return Path(os.environ.get("RLPROF_UPSTREAM") or CHECKOUT.parent / "shared" / "upstream").resolve()
-
-
 def archive(pattern: str) -> Path:
     """The one source archive of that name."""
-    found = sorted(upstream().glob(pattern))
+    folder = upstream.archives()
+    found = sorted(folder.glob(pattern))
     if not found:
         raise BuildError(
-            f"no {pattern} in {upstream()}: set RLPROF_UPSTREAM to the folder with the source archives"
+            f"no {pattern} in {folder}: set RLPROF_UPSTREAM to the folder with the source archives"
         )
     return found[-1]
 
@@ -254,8 +249,7 @@ def _build(recipe: Recipe, installed: Installed) -> None:
             HERE / site, packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
     if recipe.source:
-        with tarfile.open(archive(recipe.source)) as tar:
-            tar.extractall(folder / "source", filter="data")
+        upstream.unpack(archive(recipe.source), folder / "source")
     with tempfile.TemporaryDirectory() as scratch:
         for script, *arguments in recipe.prepare:
             filled = [argument.format(data=installed.data) for argument in arguments]
