@@ -128,7 +128,8 @@ def backend_page() -> str:
 
 _OWN_BACKEND = """## One of your own
 
-A package brings a backend with an entry point of the group `rlprof_ops.backends`: its name is what a
+In this repository a backend is a folder `backends/<name>/` (`CONTRIBUTING.md`, "To add"). Elsewhere, a
+package brings a backend with an entry point of the group `rlprof_ops.backends`: its name is what a
 request writes, its value a `Backend` (`rlprof_ops.backends.contract`, where every attribute and method is
 explained).
 

@@ -36,7 +36,7 @@ MOST_FILES = 14
 BUDGET = {
     "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
     "host": 1200,  # host, job and slurm: 1,600; storage without answer, Ray's task, to whom a process talks
-    "job": 869,  # and the rows of run.json, what of it is written without a supervisor, attach.env
+    "job": 879,  # and the rows of run.json, what of it is written without a supervisor, exit codes (of head)
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
@@ -46,7 +46,7 @@ BUDGET = {
     "runtime": 3443,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3792,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
+    "supervisor": 3783,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
     "recorder": 2727,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (400)
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans

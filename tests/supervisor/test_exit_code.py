@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlprof_ops.errors import EXIT_FAILED, RlprofError, UsageError
-from rlprof_ops.job.end_cause import EndCause, exit_status
-from rlprof_ops.supervisor.head import why_job_ends, why_start_ends
+from rlprof_ops.job.end_cause import EndCause, exit_status, why_job_ends
+from rlprof_ops.supervisor.head import why_start_ends
 from rlprof_ops.supervisor.node.node_state import ToldToEnd
 
 

@@ -1,6 +1,6 @@
 """The trainer's driver: COMMAND, run by bash on the head node, its output in logs/driver.log.
 
-What its exit status makes of the job: `why_job_ends` of head.py.
+What its exit status makes of the job: `why_job_ends` of job/end_cause.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.extras import installed_version
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
-from rlprof_ops.job.end_cause import ORDER_EXIT, SIGNAL_EXIT, EndCause
+from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause, why_job_ends
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.recorder.detect.anomaly import HANG
@@ -48,23 +48,6 @@ _OF_A_SHELL = {
 }
 _STORAGE_SECONDS = 20.0  # for one call to storage
 _Result = TypeVar("_Result")
-
-
-def why_job_ends(order: EndCause | None, driver: int | None, has_driver: bool) -> tuple[EndCause, int]:
-    """Why a job that was up ends, and with which exit code.
-
-    Args:
-        order: the order to end, when there was one.
-        driver: the driver's exit status, None while it runs.
-        has_driver: False for a cluster that waits for people to attach; an order is its natural end.
-    """
-    if driver is not None:
-        if order is not None and driver in SIGNAL_EXIT.values():  # Slurm signalled it and us at once
-            return order, ORDER_EXIT.get(order, 143)
-        return EndCause.DRIVER_EXIT, driver
-    if order is not None:
-        return order, ORDER_EXIT.get(order, 143) if has_driver or order is EndCause.HANG else 0
-    return EndCause.NODE_LOST, EXIT_FAILED  # Ray's head ended by itself
 
 
 def why_start_ends(error: RlprofError) -> tuple[EndCause, int]:
