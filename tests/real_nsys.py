@@ -45,7 +45,7 @@ def _nsys(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProces
     return done
 
 
-def _export(report: Path, folder: Path) -> Path:
+def export(report: Path, folder: Path) -> Path:
     """nsys's own SQLite export of a report, in a new folder below `folder`."""
     target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
     _nsys(["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)], os.environ)
@@ -56,7 +56,7 @@ def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]
     """The texts of all NVTX ranges of a report, sorted, as often as they occur; `ended`: only those that have
     an end. The export is kept below `folder`.
     """
-    with closing(sqlite3.connect(_export(report, folder))) as database:
+    with closing(sqlite3.connect(export(report, folder))) as database:
         rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
     return sorted(text for (text,) in rows)
 
@@ -85,8 +85,8 @@ def nvtx_sum(report: Path, folder: Path) -> dict[str, int]:
     statistics that nsys's own SQLite knows.
     """
     home = Path(str(shutil.which("nsys"))).resolve().parent
-    export = _export(report, folder)
-    argv = [sys.executable, "-c", _NVTX_SUM, str(home / "reports" / "nvtx_sum.py"), str(export)]
+    made = export(report, folder)
+    argv = [sys.executable, "-c", _NVTX_SUM, str(home / "reports" / "nvtx_sum.py"), str(made)]
     said = _nsys(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
     rows = csv.DictReader(io.StringIO(said.strip()))
     return {row["Range"].removeprefix("rlprof:"): int(row["Instances"]) for row in rows}
@@ -96,6 +96,6 @@ def session_start_ns(report: Path, folder: Path) -> int:
     """When nsys began to collect a report, Unix ns, as the report itself says. The export is kept below
     `folder`.
     """
-    with closing(sqlite3.connect(_export(report, folder))) as export:
-        [(began_ns,)] = export.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchall()
+    with closing(sqlite3.connect(export(report, folder))) as tables:
+        [(began_ns,)] = tables.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchall()
     return int(began_ns)
