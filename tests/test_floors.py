@@ -42,7 +42,7 @@ BUDGET = {
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 2907,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
     "window": 965,  # 700; and windows inside a step, and why one could not be: what the profiler still did
-    "trainers": 3694,  # 2,300; who leads, RLinf's block, vLLM's requests and parts, AReaL, ROLL, Lightning
+    "trainers": 3760,  # 2,300; who leads, requests of vLLM and (66) of SGLang, AReaL, ROLL, Lightning
     "runtime": 3443,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard

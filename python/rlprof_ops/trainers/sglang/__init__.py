@@ -1,0 +1,3 @@
+"""SGLang, an engine that trainers generate with."""
+
+FOLLOWS = ("sglang.srt.managers.tokenizer_manager",)
