@@ -12,7 +12,7 @@ import pytest
 
 from rlprof_ops.request import RequestError, request_from_dict
 from rlprof_ops.trainers.verl import dialect as verl
-from rlprof_ops.trainers.verl.roles import ROLE_PATHS
+from rlprof_ops.trainers.verl.names import ROLE_PATHS
 
 MAIN = verl.framework("verl-0.8")
 LEGACY_DIALECT = verl.framework("verl-legacy")

@@ -62,10 +62,10 @@ _VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_m
 @cache
 def _vocabulary() -> dict[str, str]:
     """Label -> phase: the trainers' own labels as `trainers` has them, then the words above. Made when the
-    first label is looked up: the trainers' dialects take a while to load.
+    first label is looked up: they take a while to load.
     """
-    known = [*(trainers.get(name).phase_names for name in trainers.frameworks()), *trainers.phases()]
-    labels = {label.lower(): phase for named in known for phase, found in named.items() for label in found}
+    pairs = (pair for named in trainers.phases() for pair in named.items())
+    labels = {label.lower(): phase for phase, found in pairs for label in found}
     return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names.split()}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rlprof_ops import trainers
@@ -63,3 +66,17 @@ def test_the_trainers_own_tables_say_the_same(name):
 )  # fmt: skip
 def test_labels(label, phase):
     assert canonical(label) == phase
+
+
+def test_phases_are_told_without_the_dialects() -> None:
+    """A dialect brings the trainer's whole configuration with it, which no report has a use for."""
+    for name in trainers.frameworks():
+        assert trainers.get(name).phase_names in trainers.phases()
+    code = (
+        "import sys; from rlprof_ops.analyze.phase_names import known; known('gen')\n"
+        "print([name for name in sys.modules if name.endswith('.dialect') or name == 'yaml'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -9,8 +9,9 @@ from rlprof_ops.extras import installed_version
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.verl.import_config import importer
+from rlprof_ops.trainers.verl.names import PHASES, WORKERS
+from rlprof_ops.trainers.verl.placement import world
 from rlprof_ops.trainers.verl.render_config import renderer
-from rlprof_ops.trainers.verl.roles import PHASES, WORKERS, world
 from rlprof_ops.trainers.verl.schemes import SCHEMES, scheme_of_version
 
 
