@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from rlprof_ops.analyze import collecting
 from rlprof_ops.analyze.answer_file import is_answer, read_answer, written
 from rlprof_ops.analyze.model_size.utilisation import StatedModel
 from rlprof_ops.analyze.output.answer import build
@@ -20,6 +22,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job import own_files
 
 Form = Literal["text", "json", "markdown"]
+_DRAWN_EVERY_S = 0.1  # the progress bar
 
 
 def report(
@@ -124,7 +127,8 @@ def answer_of(
 
     Raises UsageError where there is nothing to read, also for one report of which nothing can be read.
     """
-    answer = _answer(root, engine, jobs, cache, quiet, model)
+    with collecting.paused():
+        answer = _answer(root, engine, jobs, cache, quiet, model)
     if root.is_file() and (unread := answer.coverage.unread):
         raise UsageError(f"{root}: {unread[0].reason}")
     return answer
@@ -141,11 +145,17 @@ def _answer(
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    # Drawn here: a thread that draws it would keep the workers from starting as copies of this process.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("reading reports", total=readable)
+        drawn = time.monotonic()
 
         def advance(done: int, _total: int, _result: Results) -> None:
+            nonlocal drawn
             bar.update(task, completed=done)
+            if time.monotonic() - drawn >= _DRAWN_EVERY_S:
+                bar.refresh()
+                drawn = time.monotonic()
 
         return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance), model)
 

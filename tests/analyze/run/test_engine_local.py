@@ -37,6 +37,14 @@ def kept(task: int) -> tuple[int, int]:
     return task, os.getpid()
 
 
+def grown_at_once(task: int) -> int:
+    """The first grows, the second takes a while."""
+    if task:
+        time.sleep(6)
+    KEPT.append(bytearray(40 << 20))
+    return os.getpid()
+
+
 def refused(task: int) -> int:
     raise ValueError(f"task {task}")
 
@@ -83,12 +91,46 @@ def test_every_window_of_the_drivers_log_is_read(tmp_path: Path, workers: int) -
     }  # fmt: skip
 
 
+@pytest.fixture(params=["fork", "spawn"])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "start_method", lambda: request.param)
+
+
+def test_workers_are_copies_of_a_process_of_one_thread_alone() -> None:
+    """A copy has imported what it needs. What another thread held, it would wait for without an end."""
+    code = (
+        "import threading; from rlprof_ops.analyze.run.worker_pool import start_method\n"
+        "print(start_method()); done = threading.Event(); threading.Thread(target=done.wait).start()\n"
+        "print(start_method()); done.set()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["fork", "spawn"]
+
+
+@pytest.mark.usefixtures("start")
+def test_a_worker_that_grew_ends_while_another_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the parent that kept its ends of other workers' pipes would keep these workers alive."""
+    monkeypatch.setattr(worker_pool, "GROWTH_BYTES", 32 << 20)
+    results = each(grown_at_once, range(2), 2, lambda task: -1)
+    state = Path(f"/proc/{next(results)}/stat")
+    deadline = time.monotonic() + 4
+    while (
+        not (ended := state.read_text().rpartition(")")[2].split()[0] == "Z") and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    results.close()  # type: ignore[attr-defined]
+    assert ended
+
+
 def test_small_files_are_read_by_as_many_processes_as_were_asked() -> None:
     """Starting an interpreter costs what reading a hundred small files does."""
     done = list(each(answered, range(300), 2, killed))
     assert len(done) == 300 and len({pid for _, pid in done}) == 2
 
 
+@pytest.mark.usefixtures("start")
 @pytest.mark.parametrize("workers", [2, 5])
 def test_workers_that_grew_are_renewed_and_none_is_left(
     workers: int, monkeypatch: pytest.MonkeyPatch
@@ -101,10 +143,11 @@ def test_workers_that_grew_are_renewed_and_none_is_left(
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.usefixtures("start")
 def test_a_killed_worker_costs_its_own_file_alone() -> None:
     done = dict(each(answered, [1, 2, -3, 4, -5, 6, 7], 2, killed))
     assert set(done) == {1, 2, -3, 4, -5, 6, 7}
-    assert [task for task, pid in done.items() if pid == 0] == [-3, -5]
+    assert {task for task, pid in done.items() if pid == 0} == {-3, -5}
 
 
 def test_an_exception_is_raised_where_the_results_are_taken() -> None:
@@ -112,6 +155,7 @@ def test_an_exception_is_raised_where_the_results_are_taken() -> None:
         list(each(refused, [1], 2, killed))
 
 
+@pytest.mark.usefixtures("start")
 def test_workers_end_when_nobody_takes_the_rest() -> None:
     results = each(answered, range(1000), 2, killed)
     _, pid = next(results)

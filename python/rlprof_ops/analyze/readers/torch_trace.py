@@ -4,11 +4,11 @@ layout.
 
 from __future__ import annotations
 
-import gc
 import re
 from dataclasses import replace
 from pathlib import Path
 
+from rlprof_ops.analyze import collecting
 from rlprof_ops.analyze.columns import (
     NO_VALUE,
     Collective,
@@ -44,18 +44,13 @@ def read_torch(path: Path, export_s: float | None = None) -> Trace:
         as it goes: see `Trace.truncated` and `Trace.damaged`.
     """
     stream, columns = ChromeEvents(path, scanned=True), Columns()
-    collecting = gc.isenabled()
-    # events are freed by their count alone; the cyclic collector would walk each batch for nothing
-    gc.disable()
     try:
-        for batch in stream:
-            columns.add_batch(batch)
-            del batch
+        with collecting.paused():
+            for batch in stream:
+                columns.add_batch(batch)
+                del batch
     except OSError as error:
         raise UnreadableReport(path, str(error)) from error
-    finally:
-        if collecting:
-            gc.enable()
     if columns.events == 0:
         reason = stream.truncated or "the list of events is empty"
         raise UnreadableReport(

@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from rlprof_ops import backends
+from rlprof_ops.analyze import phase_names
 from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.process_summary import Result, Unread
 from rlprof_ops.analyze.run.summary import summarise_file
+from rlprof_ops.backends.contract import load
 from rlprof_ops.errors import RlprofError
 
 Results = tuple[Result, ...]  # of one report: one a process in it
@@ -54,8 +57,18 @@ def _local(root: Path, reports: list[ReportFile], workers: int | None, cache: bo
         return
     from rlprof_ops.analyze.run.worker_pool import each
 
+    _load_readers(reports)
     read = partial(_summarise, summarise_file, root, cache)
     yield from each(read, _largest_first(reports), count, _killed)
+
+
+def _load_readers(reports: Sequence[ReportFile]) -> None:
+    """Imports what the reports will be read with, which a worker that starts as a copy has then already."""
+    for name in {report.backend for report in reports if backends.is_known(report.backend)}:
+        backend = backends.get(name)
+        if backend.reader:
+            load(backend.reader)
+    phase_names.known("")
 
 
 def _summarise(read: Callable[..., Results], root: Path, cache: bool, report: ReportFile) -> Read:

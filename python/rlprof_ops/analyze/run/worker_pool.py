@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -29,11 +30,14 @@ _PR_SET_PDEATHSIG = 1
 class _Worker(Generic[Task, Done]):
     """One process and this end of its pipe."""
 
-    def __init__(self, function: Callable[[Task], Done]) -> None:
-        # spawn, not fork: the parent may hold threads (Ray, pyarrow)
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, function: Callable[[Task], Done], siblings: Iterable[Connection]) -> None:
+        method = start_method()
+        context = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        # a copy of the parent's end, in whatever process, would keep a pipe open that the parent has closed
+        copied = (self.connection, *siblings) if method == "fork" else ()
+        arguments = theirs, function, os.getpid(), copied
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
 
@@ -69,7 +73,7 @@ def each(
     try:
         while todo or busy:
             while todo and len(busy) < workers:
-                worker = idle.pop() if idle else _Worker(function)
+                worker = idle.pop() if idle else _Worker(function, list(busy))
                 task = todo.pop()
                 busy[worker.connection] = worker, task
                 worker.give(task)
@@ -94,9 +98,26 @@ def each(
             worker.kill()
 
 
-def _serve(connection: Connection, function: Callable[[Task], Done]) -> None:
+def start_method() -> Literal["fork", "spawn"]:
+    """How a worker starts: as a copy of this process, which has imported already what a worker needs, where
+    this process has one thread. With several (Ray's, pyarrow's), of a library in C too, another may hold a
+    lock, which the copy would wait for without an end.
+    """
+    try:
+        alone = len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not Linux, where system libraries may have threads that nothing here tells
+        alone = False
+    return "fork" if alone else "spawn"
+
+
+def _serve(
+    connection: Connection, function: Callable[[Task], Done], parent: int, copied: Iterable[Connection]
+) -> None:
     """The loop of a worker; it ends with its pipe."""
-    _end_with_parent()
+    _end_with(parent)
+    for other in copied:
+        other.close()
+    gc.freeze()  # what is there stays: a collection that walked it would take its own copy of it all
     begun = _resident_bytes()
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
@@ -116,9 +137,11 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     """Has the kernel end this worker when the report is killed, as a job's end does at
     `RLPROF_REPORT_SECONDS`: one that reads a large file would otherwise go on for nobody.
     """
     with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends with the file it is reading
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before the kernel was told
+        os._exit(1)
