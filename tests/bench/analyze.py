@@ -28,6 +28,7 @@ report = ReportFile(path.name, "torch", "policy_worker", 0, "", None, None, None
 for s in summarise_file(path.parent, report, cache=False):
     print(f"{s.events} events, {len(s.steps)} steps, {len(s.phases)} phase rows, idle {sum(d.times.idle_ns for d in s.devices) / 1000:.0f} us", file=sys.stderr)
 """
+SCANNER = "from rlprof_ops.analyze.readers.scan.batches import unused; print(unused())"
 THROUGH_SQLITE = """
 from rlprof_ops.analyze.readers.nsys_tables import Export
 Export._places = lambda self, table, columns: None
@@ -85,6 +86,8 @@ def bench(
     if not (tools / "make_torch_trace.py").is_file():
         raise SystemExit(f"no make_torch_trace.py in {tools}: give --tools")
     made = Made(tools, run.folder)
+    why = spend([sys.executable, "-c", SCANNER]).output.strip()
+    run.expect(not why, f"traces are read with the compiled scanner{why and ': '}{why}")
     run.head("task", "side", "wall, CPU, memory at its peak", "its wall, CPU and memory / ours")
     for name, part in (
         ("torch", lambda: bench_torch(run, made, events, runs, hta)),
