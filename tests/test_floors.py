@@ -42,7 +42,7 @@ BUDGET = {
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 2907,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
     "window": 965,  # 700; and windows inside a step, and why one could not be: what the profiler still did
-    "trainers": 3760,  # 2,300; who leads, requests of vLLM and (66) of SGLang, AReaL, ROLL, Lightning
+    "trainers": 3772,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, Lightning, phases (12)
     "runtime": 3443,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
     "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 12520,  # 7,600; no phases, diff, requests, pauses, hangs, FLOPs, paths of calls (300)
+    "analyze": 12580,  # 7,600; no phases, diff, requests, pauses, hangs, FLOPs, paths of calls, copies (60)
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 625,  # the run folder is named by job.attempt

@@ -54,14 +54,17 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
     for row in rows:
         worker = row.rank.role
         others = workers - {worker}
-        gaps = _own(row).gaps(row.start, row.end)
-        left = gaps if row.captured is None else common(gaps, row.recorded)
+        gaps, left = row.gaps, row.free
         if workers and worker not in workers and not row.rank.is_controller:
             left = NOTHING
         unseen = gaps.length - left.length
         waits: dict[str, int] = {}
         if not row.rank.is_controller:
-            longest = sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
+            longest = (
+                sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
+                if len(others) > 1
+                else others
+            )
             for other in [*longest, *({worker} & workers)]:
                 rest = without(left, active[other]) if left.length else left
                 if rest.length < left.length:
@@ -99,7 +102,7 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     found = []
     for (step, worker), mine in groups.items():
         mean_step = sum(row.duration_ns for row in mine) / len(mine)
-        gaps = [without(_free(row), _others(row, turns)) for row in mine]
+        gaps = [without(row.free, _others(row, turns)) for row in mine]
         starts = np.concatenate([gap.start for gap in gaps])
         ends = np.concatenate([gap.end for gap in gaps])
         count = max(row.count or 1 for row in mine)
@@ -146,12 +149,6 @@ def asynchronous(rows: Sequence[RankStep]) -> bool:
     return common(rollout, training).length > MIN_OVERLAP * min(rollout.length, training.length)
 
 
-def _free(row: RankStep) -> Union:
-    """When it was in no phase, as far as it was recorded."""
-    gaps = _own(row).gaps(row.start, row.end)
-    return gaps if row.captured is None else common(gaps, row.recorded)
-
-
 def _turns(rows: Sequence[RankStep]) -> dict[str, dict[Rank, list[Union]]]:
     """When each process that uses a GPU was in a phase, by the GPU's UUID."""
     turns: dict[str, dict[Rank, list[Union]]] = {}
@@ -185,7 +182,3 @@ def _one_sided(rows: Sequence[RankStep], workers: set[str]) -> bool:
     """
     phases = {part.phase for row in rows if row.rank.role in workers for part in row.phases}
     return len(workers) == 1 and not (phases & ROLLOUT and phases & TRAINING)
-
-
-def _own(row: RankStep) -> Union:
-    return merged(*(part.when for part in row.phases)).clipped(row.start, row.end)

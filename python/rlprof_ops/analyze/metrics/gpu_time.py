@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import astuple
 
 from rlprof_ops.analyze.columns import (
     KERNEL,
@@ -95,17 +96,15 @@ def _of(start: Ints, end: Ints, rows: Flags) -> Union:
 
 
 def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
-    return (
-        GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__struct_fields__)) if times else None
-    )
+    if len(times) < 2:
+        return times[0] if times else None
+    return GpuTimes(*map(sum, zip(*map(astuple, times), strict=True)))
 
 
 def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
-    return (
-        IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__struct_fields__))
-        if splits
-        else None
-    )
+    if len(splits) < 2:
+        return splits[0] if splits else None
+    return IdleSplit(*map(sum, zip(*map(astuple, splits), strict=True)))
 
 
 @dataclass(frozen=True)

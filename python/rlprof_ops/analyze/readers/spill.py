@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import fields
 from typing import BinaryIO, TypeVar
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Spans, join
 
 BLOCK_ROWS = 1 << 17  # rows of a table that are held in memory; shorter tables never touch the disk
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 
 
 class Parts:
@@ -108,11 +108,13 @@ def rows_named(table: Spans, chosen: Flags) -> Ints:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def release(*tables: object) -> None:
+def release(*tables: Sized) -> None:
     """Takes the pages of spilled columns out of this process's memory; what is read again comes back from
     the file.
     """
     for table in tables:
+        if len(table) < BLOCK_ROWS:  # none of it is in a file
+            continue
         for column in fields(table):  # type: ignore[arg-type]
             owner: object = getattr(table, column.name)
             while isinstance(owner, np.ndarray):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.intervals import Union, union
+from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, align
@@ -39,7 +39,7 @@ class Rank:
     @property
     def is_controller(self) -> bool:
         """Its ranges span the others' work, so it neither keeps a role busy nor waits for one."""
-        return _CONTROLLER.search(self.worker) is not None
+        return _is_controller(self.worker)
 
     @property
     def role(self) -> str:
@@ -87,6 +87,16 @@ class RankStep:
         whole = _one(self.start, self.end)
         return whole if self.captured is None else self.captured.clipped(self.start, self.end)
 
+    @cached_property
+    def gaps(self) -> Union:
+        """When it was in no phase of its own."""
+        return merged(*(phase.when for phase in self.phases)).gaps(self.start, self.end)
+
+    @cached_property
+    def free(self) -> Union:
+        """When it was in no phase, as far as it was recorded."""
+        return self.gaps if self.captured is None else common(self.gaps, self.recorded)
+
     @property
     def in_phases_ns(self) -> int:
         return sum(phase.duration_ns for phase in self.phases)
@@ -124,6 +134,12 @@ class Merged:
         return tuple(sorted({number for row in self.steps for number in row.numbers}))
 
 
+@lru_cache(maxsize=4096)  # asked of each step and phase of every rank
+def _is_controller(worker: str) -> bool:
+    return _CONTROLLER.search(worker) is not None
+
+
+@lru_cache(maxsize=4096)
 def role_of(worker: str) -> str:
     """`rollout` of `rollout_tp1`; any other worker is a role of its own."""
     return server_of(worker) or worker

@@ -31,11 +31,11 @@ class _Worker(Generic[Task, Done]):
     """One process and this end of its pipe."""
 
     def __init__(self, function: Callable[[Task], Done], siblings: Iterable[Connection]) -> None:
-        method = start_method()
-        context = multiprocessing.get_context(method)
+        is_copy = start_method() == "fork"
+        context = multiprocessing.get_context("fork") if is_copy else multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         # a copy of the parent's end, in whatever process, would keep a pipe open that the parent has closed
-        copied = (self.connection, *siblings) if method == "fork" else ()
+        copied = (self.connection, *siblings) if is_copy else ()
         arguments = theirs, function, os.getpid(), copied
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
