@@ -28,8 +28,9 @@ class Ranks:
 
     `noise`: white, ar (0.8 from step to step), bursts (a rank takes twice as long in a tenth of its steps).
     `skew_s`: of nodes' clocks at most. `ahead`: hosts that run ahead and meet at the end of a step. `tells`:
-    ranks tell steps. `extra_s`: what rank 0 does alone at the end of each step. `stages`: the second half of
-    the ranks is a longer stage of a pipeline, which the first half sends to.
+    ranks tell steps. `extra_s`: what rank 0 does alone at the end of each step. `first_s`: what the first
+    step takes longer, after its collectives. `stages`: the second half of the ranks is a longer stage of a
+    pipeline, which the first half sends to. `slow_from`: the first step in which `slow` ranks are.
     """
 
     seed: int
@@ -42,10 +43,12 @@ class Ranks:
     sigma: float = 0.06
     slow: dict[int, float] = field(default_factory=dict)
     slow_in: str = ""
+    slow_from: int = 1
     skew_s: float = 0.0
     ahead: bool = False
     tells: bool = True
     extra_s: float = 0.0
+    first_s: float = 0.0
     tensor: int = 0
     stages: bool = False
     rng: random.Random = field(init=False)
@@ -102,7 +105,7 @@ class Ranks:
                     trains = list(at)
                 for rank in range(self.ranks):
                     work = self.turn_s * factors[rank] * self.rng.lognormvariate(0, 0.03)
-                    if not self.slow_in or self.slow_in == half:
+                    if step >= self.slow_from and self.slow_in in ("", half):
                         work *= self.slow.get(rank, 1.0)
                     at[rank] += work * 1e9
                 for group in range(len(self.groups) - 1, -1, -1):
@@ -122,6 +125,7 @@ class Ranks:
                 for rank in range(self.ranks):
                     calls[rank].append(Call(0, "", 0, int(at[rank])))
             at[0] += self.extra_s * 1e9
+            at = [t + (self.first_s * 1e9 if step == 1 else 0) for t in at]
             for rank in range(self.ranks):
                 sequences[rank][0] += 1
                 calls[rank].append(Call(0, "barrier", sequences[rank][0], int(at[rank])))

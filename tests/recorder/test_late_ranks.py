@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import pytest
 
 from rlprof_ops.recorder.detect.anomaly import SLOW_RANK
+from rlprof_ops.recorder.detect.late_ranks import LateRanks
 from rlprof_ops.recorder.detect.meetings import meetings
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.samples.step_marks import WindowMark
@@ -79,6 +81,29 @@ def test_what_the_others_wait_is_what_the_rank_takes_longer() -> None:
             rf"{' in train' if name else ''}, and the others wait [\d.]+ m?s of a step of [\d.]+ s",
             found.text,
         )
+
+
+@pytest.mark.parametrize("first_s", [70, 130])
+def test_a_first_step_of_many_looks_is_one_step(first_s: float) -> None:
+    """Nobody has told a step by the first looks, which are no steps of their own then."""
+    [found] = watched(Ranks(3, slow={5: 1.4}, first_s=first_s), minutes=8)
+    assert found.ranks == (5,) and 0 < found.step < 60 and found.evidence["since_step"] == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_slow_since_then_and_not_since_a_step_that_was_slow_by_chance(seed: int) -> None:
+    job = Ranks(seed, sigma=0.08, slow={5: 1.4}, slow_from=20)
+    [found] = watched(job, minutes=10)
+    assert 18 <= found.evidence["since_step"] <= 21, found.text
+
+
+def test_looks_of_many_ranks_are_taken_quickly() -> None:
+    """512 looks of groups of 512 took 1.4 s of CPU time when each was held against all that had come."""
+    late, groups = LateRanks(lambda *_: None, lambda *_: False), (replace(PAIR, members=tuple(range(512))),)
+    began = process_time()
+    for rank in range(511):
+        late.add("n1", look(rank, ("all_reduce", 1, 0), groups=groups))
+    assert process_time() - began < 0.5
 
 
 def test_a_host_that_runs_ahead_is_not_said_to_keep_others_waiting() -> None:

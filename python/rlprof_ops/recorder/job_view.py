@@ -296,22 +296,19 @@ class JobView:
     def _who(self, node: str, pid: int) -> tuple[str, int] | None:
         return self._names.get((node, pid))
 
-    def _exempt(self, step: ToldStep) -> bool:
-        """Whether a window was open in this step, or has just closed: it proves nothing."""
-        return self._is_exempt(step.begin_ns, step.begin_ns + int(step.seconds * 1e9))
-
     def _is_exempt(self, begin: int, end: int) -> bool:
+        """Whether a window was open in this time (Unix ns), or has just closed: it proves nothing."""
         return any(window.t_ns <= end for window in self._open.values()) or any(
             opened <= end and begin <= closed + _AROUND_WINDOW_NS for opened, closed in self._closed
         )
 
     def _step(self, node: str, step: ToldStep) -> list[Anomaly | None]:
-        exempt = self._exempt(step)
+        exempt = self._is_exempt(step.begin_ns, step.end_ns)
         self._late.step(node, step)
         found: list[Anomaly | None] = []
         if step.leads:
             self._driver_name = step.worker
-            self._moved_ns = max(self._moved_ns, step.begin_ns + int(step.seconds * 1e9))
+            self._moved_ns = max(self._moved_ns, step.end_ns)
             middle = self._driver.steps.median_s if len(self._driver.steps) >= _LEAST_STEPS else 0.0
             phases = {
                 name: (phase.seconds, self._driver.phase_median_s(name))
@@ -321,8 +318,7 @@ class JobView:
             found.append(finding)
             self.history.add(step, finding is not None)
             if not exempt:
-                end_ns = step.begin_ns + int(step.seconds * 1e9)
-                self.facts.append(StepFact(step.step, step.seconds, middle, phases, end_ns))
+                self.facts.append(StepFact(step.step, step.seconds, middle, phases, step.end_ns))
         role = self._roles.setdefault(step.worker, _Role(RankDetector(step.worker)))
         role.ranks[step.rank] = node
         role.latest.append(step.seconds)
@@ -341,14 +337,14 @@ class JobView:
                 break
             del role.untold[number]
             role.judged = number
-            if exempt or any(self._exempt(step) for step in told.values()):
+            if exempt or any(self._is_exempt(step.begin_ns, step.end_ns) for step in told.values()):
                 continue
             seconds = {rank: step.seconds for rank, step in told.items()}
             phases: dict[str, dict[int, float]] = {}
             for rank, step in told.items():
                 for name, phase in step.phases.items():
                     phases.setdefault(name, {})[rank] = phase.own_s
-            last = max(step.begin_ns + int(step.seconds * 1e9) for step in told.values())
+            last = max(step.end_ns for step in told.values())
             found += role.detector.add(number, seconds, phases, last)
         return found
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.family_work import WORKING_CORES
 from rlprof_ops.words import counted, duration
 
-_WORKING_CORES = 0.1
 _GENERATION = "generation"
 
 
@@ -21,10 +21,9 @@ def held_engine(
 ) -> str:
     """The server of `engines` (by node) that has stood still the longest, as a sentence; "" for none.
 
-    One stands where it has made no token for `least_s`, has requests or does not answer, and does not
-    compute.
-    `names`: what a process is called, by node and pid. `phase`: the one that is open: a server that
-    stands may be waited for in a weight update as well.
+    One stands where a process of it is stopped, or where it has requests or does not answer and does not
+    compute, and where it has made no token for `least_s` besides. `names`: what a process is called, by node
+    and pid. `phase`: the one that is open: a server that stands may be waited for in a weight update as well.
     """
     stand = [(node, each) for node, found in engines.items() for each in found if _stands(each, least_s)]
     if not stand:
@@ -47,4 +46,4 @@ def _stands(engine: EngineSample, least_s: float) -> bool:
     if engine.idle_s < least_s or engine.tokens_s:
         return False
     asked = engine.running or engine.waiting or engine.silent
-    return bool(engine.stopped or (asked and engine.cores < _WORKING_CORES))
+    return bool(engine.stopped or (asked and engine.cores < WORKING_CORES))

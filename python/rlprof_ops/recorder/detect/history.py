@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 WINDOW = 64
 LEAST = 12  # durations before anything is judged
@@ -53,8 +55,7 @@ class History:
         if len(self._order) < LEAST or seconds <= 0:
             return None
         middle = _median(self._sorted)
-        deviation = _median(sorted(abs(value - middle) for value in self._sorted))
-        sigma = max(_MAD * deviation, _LEAST_SIGMA)
+        sigma = max(deviation(self._sorted, middle), _LEAST_SIGMA)
         away = math.log(seconds) - middle
         return Judged(seconds, math.exp(middle), math.exp(away), away / sigma)
 
@@ -64,6 +65,11 @@ class History:
         insort(self._sorted, value)
         if len(self._order) > self._window:
             del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+
+
+def deviation(values: Iterable[float], middle: float) -> float:
+    """How far from `middle` they lie, robustly: the standard deviation of a normal distribution."""
+    return _MAD * median(abs(value - middle) for value in values)
 
 
 def _median(ordered: list[float]) -> float:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from rlprof_ops.recorder.detect.anomaly import SLOW_RANK, Anomaly
+from rlprof_ops.recorder.detect.history import deviation
 from rlprof_ops.recorder.detect.meetings import JointCall, blocks, meetings
-from rlprof_ops.recorder.detect.ranks import LEAST_FACTOR, LEAST_SHARE, least_factor
+from rlprof_ops.recorder.detect.ranks import LEAST_FACTOR, LEAST_SHARE, STEP, least_factor
 from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 from rlprof_ops.runtime.on_demand.arrivals import EVERY_S, Arrivals, MetGroup
@@ -26,20 +27,18 @@ _STEPS, _SLOW_STEPS = 16, 13  # of the latest parts so many are slow
 _LOOKS = 3
 _SIGMAS = 3.5  # of what is ordinary between ranks; the median of the latest parts has to be so far out
 _LEAST_SIGMA = 0.02
-_MAD = 1.4826
 _MOST_OF_IT = 1.2  # what a step as a whole loses to its worst phase, so that more than that phase is slow
 _BROAD = 0.6  # of the work of a step, in which the rank is slow
 _PARTS_A_LOOK, _WINDOW = 8, 32  # more steps of a look are taken together
 _MOST_WAITING = 32_000  # calls whose step has not been told
 _MOST_STEPS, _KEPT_NS = 512, int(2.5 * EVERY_S * 1e9)  # of a process, and since when
-_WHOLE = ""  # the name of a step as a whole
 Exempt = Callable[[int, int], bool]
 Who = Callable[[str, int], tuple[str, int] | None]
 
 
 @dataclass(frozen=True)
 class _Range:
-    """A phase of a step, or a step as a whole; of `steps` that took `step_s` in all."""
+    """A phase of a step, or a step as a whole; the step took `step_s`."""
 
     name: str
     begin_ns: int
@@ -50,7 +49,8 @@ class _Range:
 @dataclass
 class _Part:
     """A rank's own time in one step or several, or in one phase of them, as far as it was seen, and its
-    peers'. `late_s` of `work_s` is work in which it was slow, `worst_s` what it lost at one place at most.
+    peers'. Of the `range_s` that these took, `seen_s` were looked at. `late_s` of `work_s` is work in which
+    it was slow, `worst_s` what it lost at one place of each step at most.
     """
 
     steps: int = 0
@@ -73,33 +73,38 @@ class _Part:
 
     @property
     def times(self) -> float:
-        """What was seen to what there is in one step."""
+        """What was seen, times this, is what there is in one step."""
         return self.range_s / self.seen_s / self.steps
 
-    def score(self, leads: bool) -> float:
-        """The logarithm of how many times its peers' time it took."""
-        return math.log(max(self._own_s(leads), 1e-9) / self.peers_s)
+    def score(self, at_end: bool) -> float:
+        """The logarithm of how many times its peers' time it took. `at_end`: it is the first or last rank."""
+        return math.log(max(self._counted_s(at_end), 1e-9) / self.peers_s)
 
-    def lost_s(self, leads: bool) -> float:
-        """A step."""
-        return (self._own_s(leads) - self.peers_s) * self.times
+    def lost_s(self, at_end: bool) -> float:
+        """By how many seconds a step it took longer than its peers."""
+        return (self._counted_s(at_end) - self.peers_s) * self.times
 
-    def _own_s(self, leads: bool) -> float:
-        """Of one that leads without the place where it lost most: there it may log or save for all."""
-        return self.own_s - (self.worst_s if leads else 0.0)
+    def _counted_s(self, at_end: bool) -> float:
+        """Of the first or last rank without where it lost most: there it may log or save for all."""
+        return self.own_s - (self.worst_s if at_end else 0.0)
 
 
 @dataclass
 class _World:
-    """The ranks that meet. `parts`: by phase, by look and first step, by rank."""
+    """The ranks that meet. `slot`: the minute of the latest look, `told` what came of it by rank, from node,
+    and `members` who are in groups with those. `by_step`: whether steps are told, or each look counts as one.
+    `parts`: by phase, by look and first step, by rank.
+    """
 
     slot: int = 0
     told: dict[int, tuple[str, Arrivals]] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
     places: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> node, pid
     is_judged: bool = False
     last: dict[MetGroup, int] = field(default_factory=dict)
     waiting: deque[JointCall] = field(default_factory=deque)
     spans: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=64))
+    by_step: bool = False
     step: int = 0
     parts: dict[str, dict[tuple[int, int], dict[int, _Part]]] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
@@ -120,7 +125,7 @@ class LateRanks:
         """A process has told a step."""
         for steps in (self._steps.setdefault((node, step.pid), deque()), *([self._driver] * step.leads)):
             steps.append(step)
-            while len(steps) > _MOST_STEPS or _end_ns(steps[0]) < step.begin_ns - _KEPT_NS:
+            while len(steps) > _MOST_STEPS or steps[0].end_ns < step.begin_ns - _KEPT_NS:
                 steps.popleft()
 
     def add(self, node: str, told: Arrivals) -> list[Anomaly]:
@@ -131,13 +136,13 @@ class LateRanks:
         if slot > world.slot:
             if not world.is_judged:
                 found = self._judge(world)
-            world.slot, world.told, world.is_judged = slot, {}, False
+            world.slot, world.told, world.members, world.is_judged = slot, {}, set(), False
         if slot < world.slot or world.is_judged:
             return found
         world.told[told.rank] = node, told
         world.places[told.rank] = node, told.pid
-        members = {rank for _, each in world.told.values() for group in each.groups for rank in group.members}
-        if members <= world.told.keys():
+        world.members.update(*(group.members for group in told.groups))
+        if world.members <= world.told.keys():
             found += self._judge(world)
         return found
 
@@ -152,9 +157,9 @@ class LateRanks:
             return []
         for meeting in fresh:
             world.last[meeting.group] = max(world.last.get(meeting.group, 0), meeting.sequence)
-        moments = [t_ns for meeting in fresh for pair in meeting.own.values() for t_ns in pair]
-        begin_ns = max(min(moments), world.spans[-1][1] if world.spans else 0)
-        world.spans.append((begin_ns, max(begin_ns, *moments)))
+        begins, ends = zip(*map(_span, fresh), strict=True)
+        begin_ns = max(min(begins), world.spans[-1][1] if world.spans else 0)
+        world.spans.append((begin_ns, max(begin_ns, *ends)))
         world.waiting.extend(fresh)
         while sum(len(meeting.own) for meeting in world.waiting) > _MOST_WAITING:
             for _ in range(max(1, len(world.waiting) // 10)):
@@ -166,18 +171,21 @@ class LateRanks:
 
     def _sum_up(self, world: _World) -> None:
         """Make parts of the collectives whose step has ended."""
+        if not world.by_step and any(self._steps_of(world, rank) for rank in world.places):
+            # The first step may last for many looks: they are no steps to count on from.
+            world.by_step, world.step, world.parts = True, 0, {}
         placed: dict[int, list[tuple[_Range, _Range, JointCall]]] = {}
         left: list[JointCall] = []
         for meeting in world.waiting:
             rank = min(meeting.own)
             steps = self._steps_of(world, rank)
             t_ns = meeting.own[rank][1]
-            if steps and t_ns > _end_ns(steps[-1]):
+            if steps and t_ns > steps[-1].end_ns:
                 left.append(meeting)
                 continue
-            step = _step_at(steps, t_ns) if steps else self._unnamed(world)
+            step = _step_at(steps, t_ns) if world.by_step else self._unnamed(world)
             if step is not None and step.step > world.step:
-                whole = _Range(_WHOLE, step.begin_ns, _end_ns(step), step.seconds)
+                whole = _Range(STEP, step.begin_ns, step.end_ns, step.seconds)
                 placed.setdefault(step.step, []).append((_phase_at(step, t_ns) or whole, whole, meeting))
         world.waiting = deque(left)
         if not placed:
@@ -256,19 +264,18 @@ class LateRanks:
         ranks = {rank for group in world.last for rank in group.members}
         found = []
         for rank in sorted((ranks & world.places.keys()) - world.named):
-            told = self._steps_of(world, rank)
-            leads = rank in (min(ranks), max(ranks))
-            if leads and not told:
+            at_end = rank in (min(ranks), max(ranks))
+            if at_end and not world.by_step:
                 continue
-            slow = [each for name in world.parts if (each := _slow(world, name, rank, leads)) is not None]
+            slow = [each for name in world.parts if (each := _slow(world, name, rank, at_end)) is not None]
             if slow:
                 # One phase says more than the step, unless others of its phases lose as much.
-                best = max(slow, key=lambda each: each.lost_s * (1 if each.name == _WHOLE else _MOST_OF_IT))
+                best = max(slow, key=lambda each: each.lost_s * (1 if each.name == STEP else _MOST_OF_IT))
                 world.named.add(rank)
-                found.append(self._finding(world, rank, best, bool(told), t_ns))
+                found.append(self._finding(world, rank, best, t_ns))
         return found
 
-    def _finding(self, world: _World, rank: int, slow: _Slow, by_step: bool, t_ns: int) -> Anomaly:
+    def _finding(self, world: _World, rank: int, slow: _Slow, t_ns: int) -> Anomaly:
         node, pid = world.places[rank]
         who = self._who(node, pid)
         worker, number = who or ("", rank)
@@ -283,13 +290,13 @@ class LateRanks:
         since, costs = "", f"{waits} {slow.lost_s / slow.step_s:.0%} of the time"
         evidence: dict[str, object] = {"sigma": slow.sigma, "waited_s": slow.lost_s, "step_s": slow.step_s}
         evidence |= {"groups": groups}
-        if by_step:
+        if world.by_step:
             since = f" since step {slow.since}"
             costs = f"{waits} {duration(slow.lost_s * 1e9)} of a step of {duration(slow.step_s * 1e9)}"
             evidence |= {"since_step": slow.since, "seconds": slow.own_s, "peers_s": slow.own_s - slow.lost_s}
         text = f"{said} is slow{since}: it {does}, and {costs}"
         key = f"{SLOW_RANK}:{worker or f'{node} {pid}'}:{number}"
-        step = world.step if by_step else 0
+        step = world.step if world.by_step else 0
         return Anomaly(SLOW_RANK, text, key, t_ns, step, worker, (number,), node, slow.name, evidence)
 
 
@@ -305,19 +312,19 @@ class _Slow:
     sigma: float
 
 
-def _slow(world: _World, name: str, rank: int, leads: bool) -> _Slow | None:
+def _slow(world: _World, name: str, rank: int, at_end: bool) -> _Slow | None:
     """None for a rank that is not slow there."""
     by_part = world.parts[name]
     parts = {key: by_part[key][rank] for key in sorted(by_part) if rank in by_part[key]}
     parts = {key: part for key, part in parts.items() if part.peers_s > 0 and part.seen_s > 0}
-    scores = {key: part.score(leads) for key, part in parts.items()}
-    late = [
+    scores = {key: part.score(at_end) for key, part in parts.items()}
+    late = {
         key
         for key, part in parts.items()
-        if scores[key] > math.log(LEAST_FACTOR) and part.lost_s(leads) > LEAST_SHARE * part.a_step_s
-    ]
+        if scores[key] > math.log(LEAST_FACTOR) and part.lost_s(at_end) > LEAST_SHARE * part.a_step_s
+    }
     latest = [*parts][-_STEPS:]
-    if len({*latest} & {*late}) < _SLOW_STEPS or len({slot for slot, _ in late}) < _LOOKS:
+    if len(late.intersection(latest)) < _SLOW_STEPS or len({slot for slot, _ in late}) < _LOOKS:
         return None
     counted = [parts[key] for key in latest]
     if sum(part.late_s for part in counted) < _BROAD * sum(part.work_s for part in counted):
@@ -329,27 +336,33 @@ def _slow(world: _World, name: str, rank: int, leads: bool) -> _Slow | None:
         if other != rank and other not in world.named and part.peers_s > 0
     ]
     middle = median(others) if others else 0.0
-    sigma = max(_MAD * median(abs(other - middle) for other in others) if others else 0.0, _LEAST_SIGMA)
+    sigma = max(deviation(others, middle) if others else 0.0, _LEAST_SIGMA)
     least = math.log(least_factor(len(by_part[latest[-1]])))
     if median(scores[key] for key in latest) <= max(_SIGMAS * sigma, least):
         return None
     return _Slow(
         name,
-        min(late)[1],
+        _since([*parts], late)[1],
         median(part.own_s * part.times for part in counted),
-        median(part.lost_s(leads) for part in counted),
+        median(part.lost_s(at_end) for part in counted),
         median(part.a_step_s for part in counted),
         sigma,
     )
 
 
-def _end_ns(step: ToldStep) -> int:
-    return step.begin_ns + int(step.seconds * 1e9)
+def _since(keys: Sequence[tuple[int, int]], late: set[tuple[int, int]]) -> tuple[int, int]:
+    """The part from which on most are slow; one that is not makes up for some that are."""
+    since, total, most = keys[-1], 0.0, 0.0
+    for key in reversed(keys):
+        total += 1 if key in late else -_SLOW_STEPS / (_STEPS - _SLOW_STEPS)
+        if total > most:
+            since, most = key, total
+    return since
 
 
 def _step_at(steps: Sequence[ToldStep], t_ns: int) -> ToldStep | None:
     place = bisect_right(steps, t_ns, key=lambda step: step.begin_ns)
-    return steps[place - 1] if place and t_ns <= _end_ns(steps[place - 1]) else None
+    return steps[place - 1] if place and t_ns <= steps[place - 1].end_ns else None
 
 
 def _phase_at(step: ToldStep, t_ns: int) -> _Range | None:

@@ -102,7 +102,5 @@ def _found(step: ToldStep, whole: Judged | None, slow: list[tuple[float, str, Ju
             "sigmas": whole.sigmas,
             "least_factor": LEAST_FACTOR,
         }
-    t_ns = step.begin_ns + int(step.seconds * 1e9)
-    return Anomaly(
-        kind, text, f"{kind}:{step.step}", t_ns, step.step, step.worker, (step.rank,), "", phase, evidence
-    )
+    key = f"{kind}:{step.step}"
+    return Anomaly(kind, text, key, step.end_ns, step.step, step.worker, (step.rank,), "", phase, evidence)

@@ -147,8 +147,7 @@ def _judged(
         who += f"; so do {len(named) - 4} more"
     unknown = [rank for rank in missing if rank not in told]
     who = who or f"{ranks_text(unknown)} may be missing, of which nothing is known"
-    waits = [rank for rank, state in waiting.items() if rank not in told]
-    text = f"{who}: {ranks_text(waits)} {'has' if len(waits) == 1 else 'have'} waited {_in(first)}{late}"
+    text = f"{who}: {ranks_text(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_in(first)}{late}"
     return _finding(kind, text, first, named, t_ns)
 
 

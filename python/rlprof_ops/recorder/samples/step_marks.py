@@ -38,6 +38,10 @@ class ToldStep:
     seconds: float
     phases: dict[str, Phase]
 
+    @property
+    def end_ns(self) -> int:
+        return self.begin_ns + int(self.seconds * 1e9)
+
 
 @dataclass(frozen=True)
 class WindowMark:
