@@ -95,8 +95,13 @@ def trainer_run(
 
 def step_times(name: str, output: str) -> dict[int, float]:
     """Seconds of each step, read from what the trainer printed."""
+    return dict(steps_of(name, output))
+
+
+def steps_of(name: str, output: str) -> list[tuple[int, float]]:
+    """Number and seconds of each step, in order; NeMo RL counts anew in each epoch."""
     steps = _STEP_PATTERNS[name].finditer(re.sub(r"\x1b\[[0-9;]*m", "", output))
-    return {int(step["step"]): float(step["seconds"]) for step in steps}
+    return [(int(step["step"]), float(step["seconds"])) for step in steps]
 
 
 def _common(installed: Installed) -> dict[str, str]:
