@@ -52,7 +52,8 @@ class Process:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **c10d: Any) -> None:
         self.path, self.now_ns, self.cpu_ns = folder / "marks/7.groups", 1000 * NS, 0
-        world = SimpleNamespace(pg_group_ranks={Group(): {1: 1, 0: 0}})
+        not_in_it = -100  # torch's GroupMember.NON_GROUP_MEMBER stands for the group of others
+        world = SimpleNamespace(pg_group_ranks={not_in_it: {2: 0}, Group(): {1: 1, 0: 0}})
         dist = SimpleNamespace(
             is_initialized=lambda: True,
             get_rank=lambda: 1,

@@ -105,8 +105,9 @@ def take(c10d: ModuleType, distributed: ModuleType, world: str, t_ns: int, pid: 
         name, description = (*entry["process_group"], "")[:2]
         key = backend, name
         if key not in groups:
-            members = _members(distributed, name)
-            groups[key] = MetGroup(name, description, backend, members)
+            members = members_of(distributed, name)
+            few = members if len(members) <= _MOST_MEMBERS else ()
+            groups[key] = MetGroup(name, description, backend, few)
         alone = entry["is_p2p"]
         sequence = 0 if alone else int(entry["collective_seq_id"])
         calls.append((int(entry["time_created_ns"]), "" if alone else operation, sequence, key))
@@ -119,10 +120,15 @@ def take(c10d: ModuleType, distributed: ModuleType, world: str, t_ns: int, pid: 
     return packed(found[-most:], tuple(groups.values()), world, distributed.get_rank(), t_ns, pid)
 
 
-def _members(distributed: ModuleType, name: str) -> tuple[int, ...]:
+def members_of(distributed: ModuleType, name: str) -> tuple[int, ...]:
+    """The ranks in the group that torch calls `name`, in order. Where this process is not in a group, torch
+    keeps a number in its place.
+    """
     groups = dict(distributed.distributed_c10d._world.pg_group_ranks)
-    found = next((sorted(ranks) for group, ranks in groups.items() if group.group_name == name), [])
-    return tuple(found) if len(found) <= _MOST_MEMBERS else ()
+    return next(
+        (tuple(sorted(ranks)) for group, ranks in groups.items() if getattr(group, "group_name", "") == name),
+        (),
+    )
 
 
 def packed(

@@ -181,14 +181,12 @@ def _first_open(state: GroupState, c10d: ModuleType, distributed: ModuleType) ->
         entry = next(filter(is_open, foreign.a_list(data.get("entries"))), None)
         if entry is not None:
             name, description = (*entry["process_group"], "")[:2]
-            groups = dict(distributed.distributed_c10d._world.pg_group_ranks)
-            ranks = next((ranks for group, ranks in groups.items() if group.group_name == name), ())
             return replace(
                 state,
                 group=description if description not in ("", "undefined") else f"group {name}",
                 sequence=entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
                 operation=entry["profiling_name"].partition(":")[2][:200],
-                members=tuple(sorted(ranks)),
+                members=arrivals.members_of(distributed, name),
                 timeout_s=float(entry.get("timeout_ms") or 0) / 1e3,
             )
     return state
