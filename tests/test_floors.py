@@ -40,11 +40,11 @@ BUDGET = {
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
-    "backends": 2907,  # 1,300; and which records CUDA, what a doctor finds, inner workers in sessions
+    "backends": 2923,  # 1,300; which records CUDA, a doctor, inner workers in sessions, one inside one (16)
     "window": 965,  # 700; and windows inside a step, and why one could not be: what the profiler still did
-    "trainers": 3772,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, Lightning, phases (12)
-    "runtime": 3443,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, whose steps, arrivals (137)
-    "rayenv": 745,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
+    "trainers": 3792,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, phases (12), own ranks
+    "runtime": 3452,  # 2,000; ranks of a launcher or trainer, Ray tasks, groups, requests, arrivals (137)
+    "rayenv": 750,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap, --rank
     "collect": 3552,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3783,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
     "recorder": 2737,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410)

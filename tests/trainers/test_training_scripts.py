@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.knobs import import_path
+from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.test_own_profilers import YIELDED, operators, trace
 
@@ -159,6 +160,26 @@ def test_each_rank_of_lightnings_own_launcher_has_its_window(tmp_path: Path) -> 
     windows = {each.id: each.state for each in ours.manifest.captures}
     assert windows == {f"torch/trainer/rank{rank}/step2-3": "ok" for rank in range(2)}
     assert [row["step"] for row in ours.steps(0)] == list(range(1, BATCHES // MICRO_BATCHES + 1))
+
+
+NSIGHT = {"RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+
+
+@pytest.mark.nsys
+def test_each_rank_of_lightnings_own_launcher_has_a_session_of_its_own(tmp_path: Path) -> None:
+    """The first rank is under nsys when it starts the second one: each report is of its own process alone."""
+    ours = both(LIGHTNING, "ddp", tmp_path, **NSIGHT)
+    windows = {each.id: (each.state, each.reason) for each in ours.manifest.captures}
+    assert {name: state for name, (state, _) in windows.items()} == {
+        f"nsight/trainer/rank{rank}/step2-3": "ok" for rank in range(2)
+    }, windows
+    for rank in range(2):
+        [report] = ours.folder.rglob(f"trainer_rank{rank}_*.nsys-rep")
+        names = Counter(nvtx_ranges(report, tmp_path))
+        assert (names["step 2"], names["step 3"], names["forward"]) == (1, 1, 2 * MICRO_BATCHES), (
+            rank,
+            names,
+        )
 
 
 def test_steps_and_phases_of_an_accelerate_script_are_its_own_clocks(tmp_path: Path) -> None:

@@ -44,11 +44,15 @@ class Identity:
 
 @dataclass(frozen=True)
 class Command:
-    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead."""
+    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead.
+    `told_of_death`: the signal by which the tool ends its program when whoever runs it is gone; None: it is
+    the program, or dies with it.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     exit_code_file: str | None = None
+    told_of_death: int | None = None
 
 
 def worker_variables(worker: str, rank: int | None) -> dict[str, str]:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from tests.rayenv.stand_ins import own_environment
+from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
+from tests.waits import wait_until
 
+from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import request_from_dict
-from rlprof_ops.runtime.process.launchers import launcher_of
+from rlprof_ops.runtime.process.launchers import as_a_rank, launcher_of
 
 TRAINING = """
 import os, sys, time
@@ -95,6 +98,68 @@ def test_a_rank_that_no_capture_selects_has_none(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert reports(tmp_path) == BOTH[1:], done.stderr
+
+
+STARTING = """
+import runpy, subprocess, sys
+from rlprof_ops.runtime.process.launchers import as_a_rank
+program = [sys.executable, "-u", "my train.py", "--x=a b"]
+ranks = [subprocess.Popen(as_a_rank("policy_worker", rank, program)) for rank in (1, 2)]
+try:
+    runpy.run_path("my train.py")
+except SystemExit:
+    sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.nsys
+def test_a_rank_that_a_program_under_nsys_starts_has_a_session_of_its_own(tmp_path):
+    """As Lightning's launcher and AReaL's local scheduler do; of rank 2 nothing is asked."""
+    (tmp_path / "first.py").write_text(STARTING)
+
+    done = run(tmp_path, sys.executable, "first.py", ranks=[0, 1])
+
+    assert done.returncode == 0, done.stderr
+    assert reports(tmp_path) == BOTH, done.stderr
+    assert done.stdout.count("['--x=a b'] True") == 2, done.stdout
+    for rank in (0, 1):
+        [report] = (tmp_path / "run" / "profiles").rglob(f"policy_worker_rank{rank}_*.nsys-rep")
+        assert nvtx_ranges(report, tmp_path).count("train") == 2, (rank, "one process, two steps")
+
+
+def test_a_rank_that_nobody_selects_is_started_as_it_is(monkeypatch):
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", request(ranks=[1]).to_json())
+
+    assert as_a_rank("policy_worker", 0, ["python", "x"]) == ["python", "x"]
+    assert as_a_rank("ref", 1, ["python", "x"]) == ["python", "x"]
+    assert as_a_rank("policy_worker", 1, ["python", "x"])[-5:] == ["--rank", "1", "--", "python", "x"]
+
+
+def test_what_an_nsys_that_is_not_ours_has_set_stays():
+    theirs = {"NSYS_PROFILING_SESSION_ID": "7", "LD_PRELOAD": "/n/a.so:/mine.so", "PATH": "/bin",
+              "NVTX_INJECTION64_PATH": "/n/i.so", "QUADD_AGENT_PID": "8"}  # fmt: skip
+    command = NsysCommand("launch", "nsys", ()).command
+
+    assert command(["x"], theirs).env == theirs
+    ours = {**theirs, "RLPROF_NSYS_SESSION": "s", "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    kept = {"PATH": "/bin", "LD_PRELOAD": "/mine.so", "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    assert command(["x"], ours).env == kept
+
+
+@pytest.mark.nsys
+def test_a_rank_whose_launcher_kills_it_is_gone(tmp_path):
+    """torchrun and Lightning end a rank that hangs in a collective by SIGKILL: its GPU must be free then."""
+    module = Path(standalone.__file__).with_name("__main__.py")
+    env = own_environment(RLPROF_REQUEST_JSON=request().to_json(), PYTHONPATH=str(module.parents[3]))
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(200)"
+    words = ["--worker", "policy_worker", "--rank", "1", "--", sys.executable, "-c", code]
+    rank = subprocess.Popen([sys.executable, module, *words], env=env, cwd=tmp_path, stdout=subprocess.PIPE)
+    program = Path("/proc", rank.stdout.readline().decode().strip())
+
+    rank.kill()
+
+    rank.wait(timeout=10)
+    wait_until(lambda: not program.exists(), 30, "its program lives on")
 
 
 @pytest.mark.torch

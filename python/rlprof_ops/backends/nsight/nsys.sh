@@ -36,7 +36,7 @@ nsys::_hand_on() {
     local -r name="$1"
 
     nsys_signalled=yes
-    case "${name}" in TERM | INT | HUP) nsys_told=$(kill -l "${name}") ;; esac
+    case "${name}" in TERM | INT | HUP | KILL) nsys_told=$(kill -l "${name}") ;; esac
     [[ -n "${nsys_child}" ]] || return 0
     kill -s "${name}" "$(nsys::_program)" 2> /dev/null || true
 }
@@ -167,6 +167,7 @@ nsys::main() {
         # shellcheck disable=SC2064
         trap "nsys::_hand_on ${name}" "${name}"
     done
+    trap 'nsys::_hand_on KILL' PWR # `rlprof wrap`, our parent, was killed: the program must not outlive it
     for (( try = 1; try <= NSYS_TRIES; try++ )); do
         pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX" 2> /dev/null) \
             || pending=$(mktemp /tmp/.rlprof-pending-XXXXXX) || exit 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,7 +81,31 @@ class NsysCommand:
         context.py_executable = self.shell(context.py_executable)
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> Command:
-        return Command((*self.words(), *argv), {**env, **self.variables})
+        env = {**_without_ours(env), **self.variables}
+        return Command((*self.words(), *argv), env, told_of_death=signal.SIGPWR)
+
+
+# What `nsys launch` and `nsys profile` set for their program, and with it for all that it starts. NSYS_NVTX_…
+# are knobs of users.
+_OF_NSYS = re.compile(
+    "(CUDA|NVTX)_INJECTION64_PATH$|CUPTI_PROFILE_MODE$|HOOK_FILE$|NSYS_(?!NVTX_)|QUADD_|USE_AGENT_API$"
+    "|TRACE_START_IMMEDIATELY$|__GL_CONSTANT_FRAME_RATE_HINT$"
+)
+
+
+def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` of a process that a program of ours under nsys starts, as if there were no nsys around it: what
+    is started with it can have a session of its own. Of an nsys that is not ours everything stays.
+    """
+    if env_names.NSYS_SESSION not in env and env_names.NSYS_RANGE not in env:
+        return dict(env)
+    libraries = os.path.dirname(env.get("NVTX_INJECTION64_PATH", ""))
+    ours = (env_names.NSYS_SESSION, env_names.NSYS_RANGE, env_names.SESSION_PID)
+    kept = {name: value for name, value in env.items() if name not in ours and not _OF_NSYS.match(name)}
+    loaded = [each for each in re.split("[: ]+", env.get("LD_PRELOAD", "")) if each]
+    if libraries and loaded:
+        kept["LD_PRELOAD"] = ":".join(each for each in loaded if os.path.dirname(each) != libraries)
+    return kept
 
 
 class NsightWrap:

@@ -1,9 +1,12 @@
-"""`python -m rlprof_ops.rayenv.wrap [--worker NAME] PROGRAM …`: `rlprof wrap` for a Python without click.
+"""`python -m rlprof_ops.rayenv.wrap [--worker NAME] [--rank R] PROGRAM …`: `rlprof wrap` for a Python without
+click.
 
 What the Ray plugin does for actors, for processes that another launcher starts (torchrun, srun, mpirun). A
 process that no capture selects, or whose request cannot be read, is started as it is. Example:
 
     torchrun --no-python --nproc-per-node 8 python -m rlprof_ops.rayenv.wrap --worker trainer python train.py
+
+With `--rank` it is a rank that a process of a trainer has started (`launchers.as_a_rank`), and leads no job.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.process.worker_identity import rank_from
 from rlprof_ops.runtime.profiler import request_from_env
 
-_USAGE = "usage: python -m rlprof_ops.rayenv.wrap [--worker NAME] PROGRAM [ARGUMENT …]"
+_USAGE = "usage: python -m rlprof_ops.rayenv.wrap [--worker NAME] [--rank R] PROGRAM [ARGUMENT …]"
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -33,6 +36,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
     worker = "worker"
     if words[:1] == ["--worker"] and len(words) > 1:
         worker, words = words[1], words[2:]
+    if words[:1] == ["--rank"] and len(words) > 1:
+        os.environ.update({env_names.RANK: words[1]})
+        os.environ.pop(env_names.LEADS, None)
+        os.environ.pop(env_names.NOT_WRAPPED, None)  # its parent's
+        words = words[2:]
     if words[:1] == ["--"]:
         words = words[1:]
     if not words or words[0].startswith("-"):

@@ -158,12 +158,13 @@ def _note(env: Mapping[str, str]) -> None:
 
 
 def run(made: Command) -> NoReturn:
-    """Become the command; stay its parent where the tool hides the exit code.
+    """Become the command; stay its parent where the tool hides the exit code, and where whoever ends us by
+    force would miss the program: torchrun and Lightning end ranks by SIGKILL.
 
     Raises `CannotRun` for a program that cannot be started.
     """
     try:
-        if made.exit_code_file is None:
+        if made.exit_code_file is None and made.told_of_death is None:
             sys.stdout.flush()
             os.execvpe(made.argv[0], made.argv, made.env)
         _end_as(_supervise(made))
@@ -177,7 +178,7 @@ def _supervise(made: Command) -> int:
     ours, libc = os.getpid(), ctypes.CDLL(None)
 
     def begin() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, made.told_of_death or signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if os.getppid() != ours:
             os.kill(os.getpid(), signal.SIGKILL)

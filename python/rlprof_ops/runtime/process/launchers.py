@@ -1,4 +1,5 @@
-"""Launchers that start a process a rank (torchrun, accelerate, deepspeed, mpirun) under `rlprof wrap`.
+"""Launchers that start a process a rank: programs (torchrun, accelerate, deepspeed, mpirun) under `rlprof
+wrap`, and trainers that start their own.
 
 `nsys launch` makes one session of all that it starts, in which only one rank can open windows. So a launcher
 runs as it is, with `RLPROF_WRAP_RANKS` set, and the first Python of each rank meets that in its
@@ -11,9 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.host.log_line import log
 from rlprof_ops.runtime.process.worker_identity import RANK_VARIABLES
+from rlprof_ops.runtime.trainer_request import request_of
 
 _PROGRAMS = ("torchrun", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "orterun")
 _MODULES = (
@@ -59,13 +61,27 @@ def wrap_this_rank() -> None:
     if worker is None or launcher_of(sys.orig_argv) or not _may_be_a_rank():
         return
     del os.environ[env_names.WRAP_RANKS]
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # By its path: `-m` would look for the modules of Python in the working folder first.
-    wrap = [sys.executable, os.path.join(package, "rayenv", "wrap", "__main__.py"), "--worker", worker]
     try:
-        os.execv(sys.executable, [*wrap, "--", sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [*_wrap(worker), "--", sys.executable, *sys.orig_argv[1:]])
     except OSError as error:
         log(f"this rank runs unprofiled: {sys.executable}: {error.strerror or error}")
+
+
+def as_a_rank(worker: str, rank: int, argv: Sequence[str]) -> list[str]:
+    """The command by which a trainer's process starts rank `rank` of `worker`: with its profiler in front
+    where the request selects it, else `argv` itself.
+    """
+    request = request_of(os.environ)
+    wanted = os.environ.get(env_names.ON_DEMAND, "").strip().lower()
+    if not (request and request.for_worker(worker, rank)) and not backends.wraps(wanted):
+        return [*argv]
+    return [*_wrap(worker), "--rank", str(rank), "--", *argv]
+
+
+def _wrap(worker: str) -> list[str]:
+    """By its path: `-m` would look for the modules of Python in the working folder first."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, os.path.join(package, "rayenv", "wrap", "__main__.py"), "--worker", worker]
 
 
 def _may_be_a_rank() -> bool:

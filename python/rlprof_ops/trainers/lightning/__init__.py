@@ -12,4 +12,6 @@ FOLLOWS = tuple(
         "loops.training_epoch_loop",
         "trainer.call",
     )
+) + tuple(
+    f"{root}.strategies.launchers.subprocess_script" for root in ("lightning.fabric", "lightning_fabric")
 )

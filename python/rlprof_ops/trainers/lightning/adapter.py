@@ -5,6 +5,9 @@ Lightning does after the last, a validation that is due there with it. Its numbe
 show, `trainer.global_step + 1`; with manual optimization, in which a batch may step several optimizers, a
 step is a batch. Phases are `data` (the fetching), `train` with forward, backward and optimizer in it, and
 `validation`.
+
+With a strategy like `ddp` its own launcher starts the ranks of a node as children of the first one. Each has
+a session of its own, though the first one's is around it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.runtime.process.hooks import Watch, attribute, follow
+from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, caller_locals, follow
+from rlprof_ops.runtime.process.launchers import as_a_rank
 from rlprof_ops.trainers.tasks import LeadingLoop
 
 TRAINER = "Lightning"
@@ -90,6 +94,9 @@ def install(name: str, module: ModuleType) -> None:
         follow(attribute(module, "_ManualOptimization"), "run", _phase("train"))
     elif place == "call":
         follow(module, "_call_strategy_hook", Watch(TRAINER, _hook_begins, _part_ends))
+    elif place == "subprocess_script":
+        follow(module, "_basic_subprocess_cmd", Intercept(TRAINER, finish=_rank_starts))
+        follow(module, "_hydra_subprocess_cmd", Intercept(TRAINER, finish=_rank_of_hydra_starts))
     elif place == "optimizer":
         follow(attribute(module, "LightningOptimizer"), "step", _part("optimizer"))
     else:
@@ -141,3 +148,14 @@ def _part_begins(name: str, *_: object, **__: object) -> bool | None:
 
 def _part_ends(*_: object) -> None:
     _TRAINING.end_part()
+
+
+def _rank_starts(argv: Any, *_: object) -> list[str]:
+    launcher, local_rank = caller_locals("self", "local_rank")
+    first = launcher.cluster_environment.node_rank() * launcher.num_processes
+    return as_a_rank(WORKER, first + local_rank, argv)
+
+
+def _rank_of_hydra_starts(made: Any, *_: object) -> tuple[list[str], Any]:
+    argv, folder = made
+    return _rank_starts(argv), folder
