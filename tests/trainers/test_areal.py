@@ -109,12 +109,17 @@ def hold_against(own: dict[int, dict[str, Any]], told: dict[int, dict[str, Any]]
 @pytest.mark.nsys
 @pytest.mark.parametrize(
     ("scheduler", "workers", "planned"),
-    [("local", "controller", {"controller": 1}), ("ray", "*", {"actor": 2, "controller": 1, "ref": 1})],
+    [
+        ("local", "controller", {"controller": 1}),
+        ("local", "*", {"actor": 2, "controller": 1, "ref": 1}),
+        ("ray", "*", {"actor": 2, "controller": 1, "ref": 1}),
+    ],
 )
 def test_a_job_has_areals_steps_phases_roles_ranks_and_losses(
     scheduler: str, workers: str, planned: dict[str, int], tmp_path: Path
 ):
-    env = {"PYTHONPATH": path(library(tmp_path / "lib")), "EMPTY_PACKAGES": EMPTY}
+    # AReaL kills a local worker with all of its children, nsys among them, 3 s after it told it to end.
+    env = {"PYTHONPATH": path(library(tmp_path / "lib")), "EMPTY_PACKAGES": EMPTY, "LINGER_S": "20"}
     run = runs.trainer_run("skyrl", work=tmp_path, env=env)
     argv = [*run.argv[:2], str(HERE / "loop.py"), str(STEPS), scheduler]
     knobs = {"RLPROF_STEPS": "3", "RLPROF_WORKERS": workers, "RLPROF_OPTIONS": '{"t": "nvtx"}'}

@@ -158,7 +158,7 @@ def main(steps, which):
         )
     try:
         Trainer(steps, scheduler).train(workflow=RLVRWorkflow)
-        time.sleep(1)
+        time.sleep(float(os.environ["LINGER_S"]))  # nsys writes reports of the step before the last
     finally:
         scheduler.delete_workers()
     perf_tracer.save(force=True)

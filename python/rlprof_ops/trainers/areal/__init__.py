@@ -2,6 +2,7 @@
 
 FOLLOWS = (
     "areal",
+    "areal.infra.scheduler.local",
     "areal.trainer.dpo_trainer",
     "areal.trainer.ppo.actor",
     "areal.trainer.rl_trainer",

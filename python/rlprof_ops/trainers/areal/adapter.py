@@ -6,18 +6,20 @@ the names of `timeperf/<name>`. Rollouts run meanwhile in a thread of their own,
 ones: what they time is no phase of it.
 
 Workers are called `<role>/<n>` by every scheduler. Ray's are actors; those of the local one are processes
-that the controller starts, inside its session.
+that the controller starts: in sessions of their own where the request selects them, else in the controller's.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from types import ModuleType
 from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
-from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.launchers import as_a_rank
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers import sample_versions
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, decorated_tasks
@@ -60,6 +62,8 @@ def install(name: str, module: ModuleType) -> None:
     if name == "areal":
         add_rule(role_of)
         expect(module, "utils.stats_tracker", "utils.perf_tracer", "trainer.rl_trainer")
+    elif name == "areal.infra.scheduler.local":
+        follow(module, "run_with_streaming_logs", Intercept(TRAINER, prepare=_local_worker_starts))
     elif name == "areal.trainer.ppo.actor":
         follow(attribute(module, "PPOActor"), "_ppo_update", Watch(TRAINER, _trained))
     elif name == "areal.utils.perf_tracer":
@@ -85,6 +89,15 @@ def role_of(actor: NewActor) -> tuple[str, int] | None:
 
 def _worker(role: str) -> str:
     return role.replace("-", "_")  # eval-rollout
+
+
+def _local_worker_starts(
+    arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    argv, *others = arguments
+    told = dict(itertools.pairwise(argv))
+    worker = _worker(told["--role"])
+    return (as_a_rank(worker, int(told["--worker-index"]), argv), *others), named
 
 
 def _place() -> tuple[int, Any]:
