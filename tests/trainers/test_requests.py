@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from rlprof_ops.runtime.request_log import EngineRequest
 from tests.analyze.as_data import answer_of
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
+from tests.trainers.requests_of import requests_of
 from tests.trainers.vllm_cpu.lengths import LENGTHS, SERVED, STEPS, TOOL_S
 
 RUN_S = 900
@@ -152,13 +152,3 @@ def test_groups_and_turns_are_told_of_vllms_own_requests(tmp_path: Path):
     assert [rows[name].group for name in ("n2#0", "n2#1")] == [other] * 2
     later = {name: (row.turn, row.first) for name, row in rows.items() if row.turn > 1}
     assert later == {"turn2": (2, "b"), "turn3": (3, "b")}
-
-
-def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:
-    """The file of one replica: its first line, and its rows."""
-    for path in run.glob("nodes/*/requests/*.jsonl"):
-        first, *rows = map(json.loads, path.read_text().splitlines())
-        if first["rank"] == rank:
-            assert first["fields"] == list(EngineRequest._fields)
-            return first, [EngineRequest(*row) for row in rows]
-    raise AssertionError(f"no requests of rank {rank} in {run}")
