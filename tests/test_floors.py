@@ -40,8 +40,8 @@ BUDGET = {
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
-    "backends": 2923,  # 1,300; which records CUDA, a doctor, inner workers in sessions, one inside one (16)
-    "window": 965,  # 700; and windows inside a step, and why one could not be: what the profiler still did
+    "backends": 2929,  # 1,300; which records CUDA, a doctor, inner workers, sessions in one (16), a halt (6)
+    "window": 968,  # 700; and windows inside a step, why one could not be, an end beside another one (3)
     "trainers": 3792,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, phases (12), own ranks
     "runtime": 3452,  # 2,000; ranks of a launcher or trainer, Ray tasks, groups, requests, arrivals (137)
     "rayenv": 750,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap, --rank

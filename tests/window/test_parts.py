@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 import shlex
@@ -108,6 +110,28 @@ def test_torchs_first_start_makes_no_window_beside_it_late(
     ended = [event for log in read_node(tmp_path / "events") for event in log.windows]
     [memory] = [event for event in ended if (event.backend, event.event) == ("memory", "closed")]
     assert memory.taken_s == pytest.approx((0.3, 0.7), abs=0.3), memory
+
+
+def test_a_report_that_is_written_makes_no_window_beside_it_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once memory's window beside verl's engine was 1.2 s too long: as long as torch wrote its trace."""
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    options = {"host": "true"}
+    capture = {"backend": "memory", "workers": "policy", "steps": "1", "for": "1s", "options": options}
+    place = find_identity("policy", 0, None, {**os.environ, "RLPROF_NODE": "n1"})
+    prof = Profiler(place, request_from_dict({"captures": [capture]}).captures)
+    prof.start_step(1)
+    time.sleep(0.8)
+    with prof._captures._changing:  # as while a window of another backend closes
+        time.sleep(3)
+    prof.close()
+    [log] = read_node(tmp_path / "events")
+    [memory] = [event for event in log.windows if event.event == "closed"]
+    assert memory.taken_s[1] == pytest.approx(1, abs=0.7), memory
+    with gzip.open(tmp_path / memory.path, "rt") as packed:
+        samples = json.load(packed)["samples"]
+    assert (samples[-1][0] - samples[0][0]) / 1e9 == pytest.approx(1, abs=0.7)
 
 
 def test_the_words_of_a_refusal_are_the_same_for_all_who_are_asked() -> None:

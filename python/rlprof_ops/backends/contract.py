@@ -131,6 +131,7 @@ class WindowRecorder(Protocol):
     It may have: `prepare(step)`, called on the thread that trains before a window inside that step;
     `lead_s`, how long before its recording begins `open` is called, for such a window; `collects_s`, since
     when the open window holds something, by the monotonic clock; `stopped_s`, until when the last one did;
+    `halt()`, its recording ends, though `close` has to wait for another window's;
     `late`, its files come when the process ends; `most_bytes` (0: any number) and `size_bytes()`, with how
     many any thread closes its open window and how many that holds, as measured or as the one before grew;
     `extra`, more files of the window as (first, last step, file, phase); `cut_short`, why its recording

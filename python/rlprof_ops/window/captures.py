@@ -407,6 +407,9 @@ class Captures:
         )
 
     def _close(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
+        halt = getattr(capture.taker, "halt", None)
+        if halt is not None and capture.target is not None:
+            self._guarded(capture, lambda _: halt(), window.window.start)  # another one may be written now
         with self._changing:
             self._close_alone(capture, window, partial)
 

@@ -207,6 +207,7 @@ class HostMemoryRecorder:
         self._thread: threading.Thread | None = None
         self._before: Snapshot | None = None
         self._started_tracing = False
+        self.stopped_s = 0.0
 
     def open(self, target: Path) -> None:
         self._target, self._samples, self._steps = target, [], []
@@ -231,13 +232,19 @@ class HostMemoryRecorder:
         while not stop.wait(self._options.interval_ms / 1000):
             self._samples.append((time.time_ns(), resident_bytes()))
 
+    def halt(self) -> None:
+        """Take the last sample: what comes until `close` is not of the window."""
+        if self._thread is not None and not self._stop.is_set():
+            self._stop.set()
+            self._thread.join(timeout=10)
+            self.stopped_s = time.monotonic()
+            self._samples.append((time.time_ns(), resident_bytes()))
+
     def close(self) -> Path:
         target, self._target = self._target, None
         if target is None or self._thread is None:
             raise CaptureError("host memory was not sampled")
-        self._stop.set()
-        self._thread.join(timeout=10)
-        self._samples.append((time.time_ns(), resident_bytes()))
+        self.halt()
         sizes = [size for _, size in self._samples]
         report = {
             "schema": 1,
