@@ -9,6 +9,9 @@ is another project) and is left out for that.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +84,7 @@ def bench(
     events: int = 1_000_000,
     runs: int = 3,
     ranks: tuple[int, ...] = (64, 128, 256, 512),
-    only: Literal["torch", "memory", "nsys", "zip", "ranks"] | None = None,
+    only: Literal["torch", "memory", "nsys", "nvtx", "zip", "ranks"] | None = None,
 ) -> None:
     if not (tools / "make_torch_trace.py").is_file():
         raise SystemExit(f"no make_torch_trace.py in {tools}: give --tools")
@@ -93,6 +96,7 @@ def bench(
         ("torch", lambda: bench_torch(run, made, events, runs, hta)),
         ("memory", lambda: bench_memory(run, made, events)),
         ("nsys", lambda: bench_nsys(run, made, events, runs, nsys_ai)),
+        ("nvtx", lambda: bench_nvtx(run, made, 3 * events, runs)),
         ("zip", lambda: bench_zip(run, made, events, runs)),
         ("ranks", lambda: bench_ranks(run, ranks)),
     ):
@@ -115,6 +119,20 @@ class Made:
     def export(self, events: int) -> Path:
         path = self._folder / f"n{events}.sqlite"
         return self._made(path, "make_nsys_sqlite.py", path, str(events))
+
+    def operators(self, rows: int) -> Path:
+        """An export with `rows` more ranges, each of a text of its own, as torch's emit_nvtx writes them."""
+        path = self._folder / f"nvtx{rows}.sqlite"
+        if not path.exists():
+            shutil.copy(self.export(10_000), path)
+            thread = (0x1000000000000 | (4242 << 24)) | 4242
+            insert = "insert into NVTX_EVENTS(start, end, eventType, text, globalTid, domainId)"
+            texts = (
+                (i * 1000, i * 1000 + 700, f"aten::op_{i % 200}, op_id = {i}", thread) for i in range(rows)
+            )
+            with contextlib.closing(sqlite3.connect(path)) as export, export:
+                export.executemany(f"{insert} values(?, ?, 59, ?, ?, 0)", texts)
+        return path
 
     def _made(self, path: Path, tool: str, *words: str | Path) -> Path:
         if not path.exists():
@@ -163,6 +181,11 @@ def bench_nsys(run: Run, made: Made, events: int, runs: int, nsys_ai: str) -> No
         side(run, task, "nsys-ai summary", spend([nsys_ai, "summary", path], runs=min(runs, 2)), ours)
     else:
         run.row(task, "nsys-ai summary", "left out: give --nsys-ai", "")
+
+
+def bench_nvtx(run: Run, made: Made, rows: int, runs: int) -> None:
+    ours = python(OURS, made.operators(rows), runs=runs)
+    side(run, f"nsys export of {rows:,} operators as ranges", "ours", ours)
 
 
 def bench_zip(run: Run, made: Made, events: int, runs: int) -> None:

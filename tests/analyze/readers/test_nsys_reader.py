@@ -4,6 +4,7 @@ damaged tables.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 from collections import Counter
@@ -310,3 +311,25 @@ def test_a_real_capture_of_this_machine(tmp_path: Path) -> None:
         late.append(start - phase.start)  # nsys's UTC against time.time_ns()
     assert min(around) == pytest.approx(1, rel=0.02) and min(around) > 0.999, around
     assert abs(min(late, key=abs)) < 5_000_000 and min(late) > -5_000_000, late
+
+
+def test_operators_have_their_names_whatever_torch_writes_behind_them(tmp_path):
+    """As `torch.autograd.profiler.emit_nvtx` does: any of seq, op_id and sizes, each with its own text."""
+    path = export(tmp_path / "r.sqlite", text_ids=False)
+    written = {
+        b"aten::mm, seq = 7, op_id = 8, sizes = [[2, 3], []]": "aten::mm",
+        b"aten::add, op_id = 9, sizes = [[1]]": "aten::add",
+        b"aten::\xff, op_id = 10": "aten::\ufffd",
+        "aten::müll, sizes = [[4], []], op_id = 11".encode(): "aten::müll",
+        b"no operator, seq 5": None,
+    }
+    with contextlib.closing(sqlite3.connect(path)) as opened, opened:
+        for at, text in enumerate(written):
+            row = (at, at + 1, 59, text, 1 << 24, 5)
+            opened.execute("insert into NVTX_EVENTS values(?, ?, ?, cast(? as text), ?, null, ?)", row)
+
+    trace = read_nsys_sqlite(path)
+
+    operators = {trace.names[code] for code in trace.ops.name.tolist()}
+    assert {name for name in written.values() if name} <= operators
+    assert not [name for name in operators if "=" in name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ _TABLE = "NVTX_EVENTS"
 _DOMAIN_OF_OURS = "rlprof"
 # torch.autograd.profiler.emit_nvtx writes every operator as a range: "aten::view, op_id = 314290"
 _OPERATOR = re.compile(r", (?:op_id|seq|sizes) = .*$", re.DOTALL)
+# Such a text as far as its first mark, so that millions of operators have a few texts; others as they are.
+_CUT = "coalesce(substr(text, 1, coalesce({})), text)".format(
+    ", ".join(
+        f"nullif(instr(text, '{mark}'), 0) + {len(mark) - 1}"
+        for mark in (", seq = ", ", op_id = ", ", sizes = ")
+    )
+)
 _PLAIN, _NCCL, _OURS = 0, 1, 2  # what kind of domain a range is of
 
 
@@ -50,12 +58,13 @@ def nvtx(
     if _TABLE not in export.tables:
         return empty, empty
     domains, labels, parts = _domains(export, strings), Coder[str](), Parts()
+    inline: dict[bytes, int] = {}  # a text that stands in its row -> its code
     wanted = ("rowid", "start", "end", "eventType", "globalTid", "textId", "domainId")
     has_text = "text" in export.columns_of(_TABLE)
     for rows in export.batches(_TABLE, wanted):
         name = coded(rows["textId"], strings, labels, "")
         if has_text:
-            _inline(export, rows["rowid"], name, labels)
+            _inline(export, rows["rowid"], name, labels, inline)
         blank = labels.one("")
         good = np.isin(rows["eventType"], _RANGES) & (rows["start"] != NO_VALUE) & (name != blank)
         parts.append({
@@ -110,7 +119,7 @@ def _kinds(rows: Columns, domains: dict[tuple[int, int], str]) -> npt.NDArray[np
     return kind
 
 
-def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder[str]) -> None:
+def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder[str], known: dict[bytes, int]) -> None:
     """Fills in the codes of names that stand in their rows."""
     if len(rowids) == 0:
         return
@@ -119,15 +128,20 @@ def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder[str]) -> No
         inside = place < len(rowids)
         place = np.where(inside, place, 0)
         inside &= rowids[place] == ids
-        name[place[inside]] = labels.encode(texts)[inside]
+        new = (text for text in dict.fromkeys(texts) if text not in known)
+        known.update((text, labels.one(text.decode("utf-8", "replace"))) for text in new)
+        name[place[inside]] = np.fromiter(map(known.__getitem__, texts), np.int32, len(texts))[inside]
 
 
-def _texts(export: Export, first: int, last: int) -> Iterator[tuple[Ints, list[str]]]:
-    query = f"select rowid, text from {_TABLE} where rowid between ? and ? and typeof(text) = 'text'"
+def _texts(export: Export, first: int, last: int) -> Iterator[tuple[Ints, tuple[bytes, ...]]]:
+    query = f"select rowid, {_CUT} from {_TABLE} where rowid between ? and ? and typeof(text) = 'text'"
     try:
-        cursor = export.connection.execute(query, (first, last))
-        while batch := cursor.fetchmany(20_000):
-            yield np.array([row[0] for row in batch], np.int64), [row[1] for row in batch]
+        with contextlib.closing(sqlite3.connect(export.uri, uri=True)) as connection:
+            connection.text_factory = bytes
+            cursor = connection.execute(query, (first, last))
+            while batch := cursor.fetchmany(20_000):
+                ids, texts = zip(*batch, strict=True)
+                yield np.array(ids, np.int64), texts
     except sqlite3.Error as error:
         export.damage.append(f"table {_TABLE}: {error}")
 
