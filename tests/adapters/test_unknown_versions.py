@@ -29,97 +29,110 @@ from rlprof_ops.trainers.import_hooks import _OURS, adapt
 
 MODULES = _OURS | trainers.followed({})
 # What each adapter follows: a module's function, or a class and its methods.
-FOLLOWED = {
-    "transformers.trainer": {"Trainer": ("training_step", "get_batch_samples")},
-    "transformers.trainer_callback": {
-        "CallbackHandler": ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
-    },
-    "trl.extras.profiling": {"ProfilingContext": ("__enter__", "__exit__")},
-    "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("init_worker", "execute_model")},
-    "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": ("sample_tokens",)},
-    "vllm.v1.executor.ray_utils": {"": ("initialize_ray_cluster",)},
-    "vllm.v1.engine.output_processor": {
-        "OutputProcessor": ("add_request", "process_outputs", "abort_requests")
-    },
-    "uvicorn.server": {"Server": ("startup",)},
-    "nemo_rl.algorithms.async_utils.replay_buffer": {"ReplayBufferImpl": ("sample",)},
-    "nemo_rl.utils.nsys": {"": ("wrap_with_nvtx_name", "maybe_gpu_profile_step")},
-    "nemo_rl.utils.timer": {"Timer": ("start", "stop", "time")},
-    "rlinf.scheduler.cluster.cluster": {"Cluster": ("modify_profile_context",)},
-    "rlinf.scheduler.worker.worker": {"Worker": ("timer",)},
-    "rlinf.scheduler.worker.worker_group": {"WorkerGroupFunc": ("__call__",)},
-    "rlinf.utils.distributed": {"ScopedTimer": ("__call__",)},
-    "verl.utils.profiler.profile": {"DistProfiler": ("annotate",)},
-    "verl.utils.profiler.performance": {"": ("_timer",)},
-    "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
-    "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
-    "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("_compute_metrics",)},
-    "verl.experimental.fully_async_policy.detach_utils": {"": ("assemble_batch_from_rollout_samples",)},
-    "openrlhf.trainer.ppo_trainer": {
-        "BasePPOTrainer": ("__init__", "train_step", "ppo_train", "broadcast_to_vllm")
-    },
-    "openrlhf.trainer.ppo_utils.experience_maker": {"RemoteExperienceMaker": ("make_experience_batch",)},
-    "openrlhf.trainer.ppo_utils.samples_generator": {"SamplesGenerator": ("generate_samples",)},
-    "openrlhf.trainer.ray.launcher": {"BaseModelActor": ("execute_batch",)},
-    "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
-    "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
-    "skyrl.train.utils.utils": {"Timer": ("__enter__", "__exit__", "__aenter__", "__aexit__")},
-    "skyrl.train.fully_async_trainer": {
-        "FullyAsyncRayPPOTrainer": ("convert_generation_group_mini_batch_to_training_input",)
-    },
-    "skyrl.backends.skyrl_train.workers.worker": {
-        "PolicyWorkerBase": ("forward", "forward_backward", "optim_step"),
-        "CriticWorkerBase": ("forward", "forward_backward", "optim_step"),
-        "RefWorkerBase": ("forward",),
-    },
-    "skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker": {
-        "FSDPPolicyWorkerBase": ("broadcast_to_inference_engines",)
-    },
-    "skyrl.backends.skyrl_train.workers.megatron.megatron_worker": {
-        "MegatronPolicyWorkerBase": ("forward", "forward_backward", "broadcast_to_inference_engines"),
-        "MegatronRefWorkerBase": ("forward",),
-    },
-    "accelerate.accelerator": {"Accelerator": ("accumulate", "backward", "prepare")},
-    "accelerate.data_loader": {"DataLoaderShard": ("__iter__",)},
-    "accelerate.optimizer": {"AcceleratedOptimizer": ("step",)},
-    "areal.trainer.dpo_trainer": {"DPOTrainer": ("_save_perf_tracer",)},
-    "areal.trainer.ppo.actor": {"PPOActor": ("_ppo_update",)},
-    "areal.trainer.rl_trainer": {"PPOTrainer": ("_save_perf_tracer", "_onload_rollout")},
-    "areal.trainer.rw_trainer": {"RWTrainer": ("_save_perf_tracer",)},
-    "areal.trainer.sft_trainer": {"SFTTrainer": ("_save_perf_tracer",)},
-    "areal.utils.perf_tracer": {"": ("trace_perf",)},
-    "areal.utils.stats_tracker": {"DistributedStatsTracker": ("record_timing",), "": ("record_timing",)},
-    "roll.distributed.scheduler.decorator": {"": ("register",)},
-    "roll.pipeline.agentic.agentic_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.agentic.agentic_rollout_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.distill.distill_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.distill.distill_vlm_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.dpo.dpo_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.rlvr.rlvr_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.rlvr.rlvr_vlm_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "roll.pipeline.sft.sft_pipeline": {"Timer": ("__enter__", "__exit__")},
-    "slime.observability.timer": {"Timer": ("start", "end")},
-    "slime.ray.actor_group": {"RayTrainGroup": ("_allocate_gpus_for_actor",)},
-    "slime.backends.megatron_utils.actor": {"MegatronTrainRayActor": ("init", "train_critic")},
-    "torch.cuda.profiler": {"": ("start", "stop")},
-    "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
-    "ray.actor": {"ActorClass": ("_remote",)},
-    "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
-} | {
-    f"{root}.{module}": followed
-    for root in ("lightning.pytorch", "pytorch_lightning")
-    for module, followed in {
-        "core.module": {"LightningModule": ("manual_backward",)},
-        "core.optimizer": {"LightningOptimizer": ("step",)},
-        "loops.evaluation_loop": {"_EvaluationLoop": ("run",)},
-        "loops.optimization.automatic": {"_AutomaticOptimization": ("run",)},
-        "loops.optimization.manual": {"_ManualOptimization": ("run",)},
-        "loops.training_epoch_loop": {
-            "_TrainingEpochLoop": ("advance", "on_advance_end", "_on_before_fetch", "_on_after_fetch")
+FOLLOWED = (
+    {
+        "transformers.trainer": {"Trainer": ("training_step", "get_batch_samples")},
+        "transformers.trainer_callback": {
+            "CallbackHandler": ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
         },
-        "trainer.call": {"": ("_call_strategy_hook",)},
-    }.items()
-}
+        "trl.extras.profiling": {"ProfilingContext": ("__enter__", "__exit__")},
+        "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("init_worker", "execute_model")},
+        "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": ("sample_tokens",)},
+        "vllm.v1.executor.ray_utils": {"": ("initialize_ray_cluster",)},
+        "vllm.v1.engine.output_processor": {
+            "OutputProcessor": ("add_request", "process_outputs", "abort_requests")
+        },
+        "uvicorn.server": {"Server": ("startup",)},
+        "nemo_rl.algorithms.async_utils.replay_buffer": {"ReplayBufferImpl": ("sample",)},
+        "nemo_rl.utils.nsys": {"": ("wrap_with_nvtx_name", "maybe_gpu_profile_step")},
+        "nemo_rl.utils.timer": {"Timer": ("start", "stop", "time")},
+        "rlinf.scheduler.cluster.cluster": {"Cluster": ("modify_profile_context",)},
+        "rlinf.scheduler.worker.worker": {"Worker": ("timer",)},
+        "rlinf.scheduler.worker.worker_group": {"WorkerGroupFunc": ("__call__",)},
+        "rlinf.utils.distributed": {"ScopedTimer": ("__call__",)},
+        "verl.utils.profiler.profile": {"DistProfiler": ("annotate",)},
+        "verl.utils.profiler.performance": {"": ("_timer",)},
+        "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
+        "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
+        "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("_compute_metrics",)},
+        "verl.experimental.fully_async_policy.detach_utils": {"": ("assemble_batch_from_rollout_samples",)},
+        "openrlhf.trainer.ppo_trainer": {
+            "BasePPOTrainer": ("__init__", "train_step", "ppo_train", "broadcast_to_vllm")
+        },
+        "openrlhf.trainer.ppo_utils.experience_maker": {"RemoteExperienceMaker": ("make_experience_batch",)},
+        "openrlhf.trainer.ppo_utils.samples_generator": {"SamplesGenerator": ("generate_samples",)},
+        "openrlhf.trainer.ray.launcher": {"BaseModelActor": ("execute_batch",)},
+        "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
+        "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
+        "skyrl.train.utils.utils": {"Timer": ("__enter__", "__exit__", "__aenter__", "__aexit__")},
+        "skyrl.train.fully_async_trainer": {
+            "FullyAsyncRayPPOTrainer": ("convert_generation_group_mini_batch_to_training_input",)
+        },
+        "skyrl.backends.skyrl_train.workers.worker": {
+            "PolicyWorkerBase": ("forward", "forward_backward", "optim_step"),
+            "CriticWorkerBase": ("forward", "forward_backward", "optim_step"),
+            "RefWorkerBase": ("forward",),
+        },
+        "skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker": {
+            "FSDPPolicyWorkerBase": ("broadcast_to_inference_engines",)
+        },
+        "skyrl.backends.skyrl_train.workers.megatron.megatron_worker": {
+            "MegatronPolicyWorkerBase": ("forward", "forward_backward", "broadcast_to_inference_engines"),
+            "MegatronRefWorkerBase": ("forward",),
+        },
+        "accelerate.accelerator": {"Accelerator": ("accumulate", "backward", "prepare")},
+        "accelerate.data_loader": {"DataLoaderShard": ("__iter__",)},
+        "accelerate.optimizer": {"AcceleratedOptimizer": ("step",)},
+        "areal.infra.scheduler.local": {"": ("run_with_streaming_logs",)},
+        "areal.trainer.dpo_trainer": {"DPOTrainer": ("_save_perf_tracer",)},
+        "areal.trainer.ppo.actor": {"PPOActor": ("_ppo_update",)},
+        "areal.trainer.rl_trainer": {"PPOTrainer": ("_save_perf_tracer", "_onload_rollout")},
+        "areal.trainer.rw_trainer": {"RWTrainer": ("_save_perf_tracer",)},
+        "areal.trainer.sft_trainer": {"SFTTrainer": ("_save_perf_tracer",)},
+        "areal.utils.perf_tracer": {"": ("trace_perf",)},
+        "areal.utils.stats_tracker": {"DistributedStatsTracker": ("record_timing",), "": ("record_timing",)},
+        "roll.distributed.scheduler.decorator": {"": ("register",)},
+        "roll.pipeline.agentic.agentic_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.agentic.agentic_rollout_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.distill.distill_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.distill.distill_vlm_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.dpo.dpo_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.rlvr.rlvr_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.rlvr.rlvr_vlm_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "roll.pipeline.sft.sft_pipeline": {"Timer": ("__enter__", "__exit__")},
+        "sglang.srt.managers.tokenizer_manager": {
+            "TokenizerManager": ("_handle_batch_output", "_handle_abort_req")
+        },
+        "slime.observability.timer": {"Timer": ("start", "end")},
+        "slime.ray.actor_group": {"RayTrainGroup": ("_allocate_gpus_for_actor",)},
+        "slime.backends.megatron_utils.actor": {"MegatronTrainRayActor": ("init", "train_critic")},
+        "torch.cuda.profiler": {"": ("start", "stop")},
+        "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
+        "ray.actor": {"ActorClass": ("_remote",)},
+        "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
+    }
+    | {
+        f"{root}.{module}": followed
+        for root in ("lightning.pytorch", "pytorch_lightning")
+        for module, followed in {
+            "core.module": {"LightningModule": ("manual_backward",)},
+            "core.optimizer": {"LightningOptimizer": ("step",)},
+            "loops.evaluation_loop": {"_EvaluationLoop": ("run",)},
+            "loops.optimization.automatic": {"_AutomaticOptimization": ("run",)},
+            "loops.optimization.manual": {"_ManualOptimization": ("run",)},
+            "loops.training_epoch_loop": {
+                "_TrainingEpochLoop": ("advance", "on_advance_end", "_on_before_fetch", "_on_after_fetch")
+            },
+            "trainer.call": {"": ("_call_strategy_hook",)},
+        }.items()
+    }
+    | {
+        f"{root}.strategies.launchers.subprocess_script": {
+            "": ("_basic_subprocess_cmd", "_hydra_subprocess_cmd")
+        }
+        for root in ("lightning.fabric", "lightning_fabric")
+    }
+)
 PACKAGES = {name for name in MODULES if "." not in name}  # followed for their rules alone
 
 
