@@ -55,6 +55,7 @@ def test_parts_that_a_step_is_too_short_for(job: Job) -> None:
 SHORT = [
     {"workers": "policy", "steps": "1:3", "at": "generation", "for": "1200ms", "options": {"t": "nvtx"}},
 ]
+LONG = [{**SHORT[0], "for": "2400ms"}]  # on a busy machine nsys has begun by then
 BUSY = ", while the profiler was still busy with the window of step 1: leave steps between them"
 
 
@@ -63,9 +64,9 @@ BUSY = ", while the profiler was still busy with the window of step 1: leave ste
 def test_a_report_that_is_written_for_longer_than_the_next_step(job: Job, tmp_path: Path) -> None:
     """Once the second window opened after its step, and its report was empty."""
     need("nsys")
-    slow = slow_nsys(tmp_path / "slow", "sleep 4")
-    job.train("in_short_ticks", SHORT, RLPROF_NSYS=str(slow))
-    rows = rows_of(job, SHORT)
+    slow = slow_nsys(tmp_path / "slow", "sleep 8")
+    job.train("in_long_ticks", LONG, RLPROF_NSYS=str(slow))
+    rows = rows_of(job, LONG)
     assert rows[1]["report"] and rows[1]["taken_s"], rows
     assert rows[2]["state"] == "missing", rows
     assert rows[2]["reason"].startswith("step 2 ended after") and rows[2]["reason"].endswith(f"s{BUSY}")

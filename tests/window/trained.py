@@ -177,6 +177,7 @@ if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS
     "process": with_our_runtime,
     "in_ticks": in_ticks,
     "in_short_ticks": lambda: in_ticks(phase_s=0.75),
+    "in_long_ticks": lambda: in_ticks(phase_s=1.5),
     "flood": flood,
     "supervisor": unmodified,
     "unmodified_in_ticks": unmodified_in_ticks,
