@@ -106,6 +106,7 @@ FOLLOWED = (
         "slime.observability.timer": {"Timer": ("start", "end")},
         "slime.ray.actor_group": {"RayTrainGroup": ("_allocate_gpus_for_actor",)},
         "slime.backends.megatron_utils.actor": {"MegatronTrainRayActor": ("init", "train_critic")},
+        "torch.cuda.graphs": {"CUDAGraph": ("capture_begin", "capture_end")},
         "torch.cuda.profiler": {"": ("start", "stop")},
         "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
         "ray.actor": {"ActorClass": ("_remote",)},

@@ -55,6 +55,23 @@ def test_a_graph_captured_before_the_window_is_in_it(
     assert not gpu or (graphs >= STEPS if traced == "graph" else kernels >= STEPS * IN_STEP)
 
 
+def test_the_steps_after_a_window_are_as_long_as_those_before(gpu: bool, finding: Say, tmp_path: Path):
+    """What nsys does in the process when a collection ends, and beside it until the report is written."""
+    with launched("after", spec()) as worker:
+        before = worker.ask("steps", steps=100, kernels=IN_STEP)["times"]
+        taken = window(worker, "after", spec(), tmp_path, steps=STEPS, kernels=IN_STEP)
+        after: list[float] = []
+        while sum(after) < 10:
+            after += worker.ask("steps", steps=100, kernels=IN_STEP)["times"]
+    usual, middle = statistics.median(before), statistics.median(after)
+    longest = ", ".join(f"{each:.3f}" for each in sorted(after)[-3:])
+    finding(
+        f"steps of {usual * 1e3:.2f} ms: for 10 s after a window the median is {middle * 1e3:.2f} ms, the"
+        f" longest {longest} s; the report took {taken.finish_s:.1f} s"
+    )
+    assert not gpu or sum(each for each in after if each > 10 * usual) < 0.5
+
+
 @pytest.mark.parametrize("thousands", [1000, 5000, 20000])
 def test_seconds_and_bytes_of_a_report_by_its_kernels(
     gpu: bool, finding: Say, tmp_path: Path, thousands: int

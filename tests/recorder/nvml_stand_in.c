@@ -14,6 +14,13 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = &gpus[i]; return 
 int nvmlDeviceGetUtilizationRates(void *h, rates_t *r) { r->gpu = *(int *)h ? 7 : 93; r->memory = 1; return 0; }
 int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
   m->total = 80ull << 30; m->used = 61ull << 30; m->free = m->total - m->used; return 0; }
+/* What the driver keeps for itself is no part of what is used. The second GPU's driver has no such call. */
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory2_t;
+int nvmlDeviceGetMemoryInfo_v2(void *h, memory2_t *m) {
+  if (*(int *)h) return 13;
+  if (m->version != (sizeof *m | 2u << 24)) return 25;
+  m->total = 80ull << 30; m->reserved = 1ull << 30; m->used = 60ull << 30;
+  m->free = m->total - m->reserved - m->used; return 0; }
 int nvmlDeviceGetTemperature(void *h, unsigned kind, unsigned *t) { *t = *(int *)h ? 91 : 64; return kind; }
 int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) { *mw = 612345; return 0; }
 int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *mhz) { *mhz = kind == 1 ? 1755 : 0; return 0; }

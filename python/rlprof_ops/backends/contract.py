@@ -134,8 +134,8 @@ class WindowRecorder(Protocol):
     `halt()`, its recording ends, though `close` has to wait for another window's;
     `late`, its files come when the process ends; `most_bytes` (0: any number) and `size_bytes()`, with how
     many any thread closes its open window and how many that holds, as measured or as the one before grew;
-    `extra`, more files of the window as (first, last step, file, phase); `cut_short`, why its recording
-    ended before `close`, after `steps`.
+    `extra`, more files of the window as (first, last step, file); `cut_short`, why its recording ended
+    before `close`, after `steps`.
     """
 
     suffix: str

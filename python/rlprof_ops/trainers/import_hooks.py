@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _OURS = {
     "ray.actor": ("ray", "rlprof_ops.runtime.process.actor_labels"),
     "ray._private.function_manager": ("ray", "rlprof_ops.runtime.ranges.actor_calls"),
+    "torch.cuda.graphs": ("torch", "rlprof_ops.backends.graph_captures"),
     "torch.cuda.profiler": ("torch", "rlprof_ops.runtime.process.cuda_profiler"),
     "torch.distributed.distributed_c10d": ("torch", "rlprof_ops.runtime.on_demand.torch_fr"),
 }

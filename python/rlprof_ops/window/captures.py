@@ -478,9 +478,8 @@ class Captures:
         delivery = capture.delivery
         try:
             delivery.closed(window, wait(), partial, note or str(getattr(stopping, "note", "")))
-            for first, last, path, phase in getattr(capture.taker, "extra", ()):
-                steps = Window(first, last + 1)
-                own = OpenWindow(steps, phase or window.phase, [first, last], window.asked_by)
+            for first, last, path in getattr(capture.taker, "extra", ()):
+                own = OpenWindow(Window(first, last + 1), window.phase, [first, last], window.asked_by)
                 delivery.closed(own, path, partial=False)
         except Exception as error:
             delivery.failed(window, failure_of(error))

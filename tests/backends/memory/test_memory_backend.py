@@ -88,12 +88,12 @@ class FakeCuda:
 
     def __init__(self):
         self.log = []
-        self.observer = None
+        self.attached = []
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             memory=SimpleNamespace(_record_memory_history=self.record, _dump_snapshot=self.dump),
         )
-        self._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.attach)
+        self._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.attached.append)
 
     def record(self, enabled, **options):
         self.log.append(("history", enabled, options))
@@ -102,9 +102,6 @@ class FakeCuda:
         self.log.append(("dump", path))
         with open(path, "wb") as file:
             pickle.dump({}, file)
-
-    def attach(self, observer):
-        self.observer = observer
 
 
 @pytest.fixture
@@ -156,23 +153,19 @@ def test_a_call_of_the_programs_own_ends_our_window_first(asked, events, cuda, e
     assert closed["partial"] is True and closed["seen"] == [3, 4] and what in closed["reason"]
 
 
-def test_running_out_of_memory_leaves_a_snapshot_of_that_moment(asked, events, cuda):
+def test_a_program_that_runs_out_of_memory_leaves_its_window(asked, events, cuda):
+    """With nothing of ours in the allocator's way when it fails: see `tests/gpu/test_windows.py`."""
     node_dir = asked(backend="memory", steps="3:5")
 
     def work(step):
-        if step in (2, 4):  # outside and inside the window
-            cuda.observer and cuda.observer(0, 1, 2, 3)
-            if step == 4:
-                raise MemoryError("CUDA out of memory")
+        if step == 4:
+            raise MemoryError("CUDA out of memory")
 
     prof = profiler.from_env("policy_worker", 0)
     with pytest.raises(MemoryError):
         train(prof, work=work)
 
-    closed = events("closed")
-    assert [(event["steps"], event["phase"], event["partial"]) for event in closed] == [
-        ([3, 5], None, True),
-        ([4, 5], "oom", False),
-    ]
-    assert all((node_dir / event["path"]).is_file() for event in closed)
-    assert "_step4-4_oom_n1_" in closed[1]["report"]
+    (closed,) = events("closed")
+    assert (closed["steps"], closed["phase"], closed["partial"]) == ([3, 5], None, True)
+    assert (node_dir / closed["path"]).is_file()
+    assert not cuda.attached

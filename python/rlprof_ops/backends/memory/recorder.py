@@ -25,8 +25,6 @@ from rlprof_ops.host.log_line import log_once
 if TYPE_CHECKING:
     from tracemalloc import Snapshot
 
-OOM_PHASE = "oom"
-
 
 def memory_recorder(spec: Options) -> CudaMemoryRecorder | HostMemoryRecorder:
     """The recorder of a memory capture that `backends.validate` has let through."""
@@ -96,9 +94,10 @@ history = _History()
 
 class CudaMemoryRecorder:
     """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in
-    pytorch.org/memory_viz.
+    pytorch.org/memory_viz. An allocation that failed in the window is in it, with its call path.
 
-    An out-of-memory error inside the window is a snapshot of its own, taken at that moment, in `extra`.
+    Nothing of ours runs while an allocation fails: programs that caught the error went on without us, and on
+    an H200 (torch 2.11) did not with an observer of torch's that took a snapshot then.
 
     `open` and `close` raise `CaptureError`.
     """
@@ -109,10 +108,8 @@ class CudaMemoryRecorder:
         self._options = options
         self._torch: ModuleType | None = None
         self._target: Path | None = None
-        self._observing = False
         self._dumped = False
         self.steps: list[int] = []
-        self.extra: list[tuple[int, int, Path, str]] = []
         self.cut_short = ""
         after_import("torch.cuda.memory", history.follow)
 
@@ -124,7 +121,7 @@ class CudaMemoryRecorder:
         if not torch.cuda.is_available():
             raise CaptureError(NEEDS_CUDA)
         history.follow(torch.cuda.memory)
-        self._torch, self._target, self.steps, self.extra = torch, target, [], []
+        self._torch, self._target, self.steps = torch, target, []
         self._dumped, self.cut_short = False, ""
         options = self._options
         settings: dict[str, object] = {
@@ -136,7 +133,6 @@ class CudaMemoryRecorder:
             history.begin(self, torch, settings)
         except Exception as error:
             raise CaptureError(f"torch's memory history did not start: {error}") from error
-        self._watch_for_oom(torch)
 
     def entered(self, step: int) -> None:
         if not self.cut_short:
@@ -164,29 +160,6 @@ class CudaMemoryRecorder:
         if self._torch is not None and not self._dumped:
             self._torch.cuda.memory._dump_snapshot(str(self._target))
             self._dumped = True
-
-    def _watch_for_oom(self, torch: ModuleType) -> None:
-        if self._observing:  # torch can attach an observer but not take one back
-            return
-        try:
-            torch._C._cuda_attach_out_of_memory_observer(self._on_oom)
-            self._observing = True
-        except (AttributeError, RuntimeError) as error:
-            log_once(f"no snapshot on out-of-memory: {error}")
-
-    def _on_oom(self, device: int, allocated: int, device_total: int, device_free: int) -> None:
-        target = self._target
-        if (
-            target is None or self._torch is None or self.extra or not self.steps
-        ):  # outside a window, or told already
-            return
-        path = target.with_name(f"{target.name[: -len(self.suffix)]}.{OOM_PHASE}{self.suffix}")
-        try:
-            self._torch.cuda.memory._dump_snapshot(str(path))
-        except Exception as error:
-            log_once(f"no snapshot on out-of-memory: {error}")
-            return
-        self.extra.append((self.steps[-1], self.steps[-1], path, OOM_PHASE))
 
 
 class HostMemoryRecorder:

@@ -14,11 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Protocol, cast
 
-from rlprof_ops.backends.contract import CaptureError, Options, Yielded
+from rlprof_ops.backends.contract import CaptureError, Options
+from rlprof_ops.backends.graph_captures import captures
 from rlprof_ops.backends.torch import options as torch_backend
 from rlprof_ops.backends.torch.options import TorchOptions, parse
 from rlprof_ops.backends.torch.running_profilers import running
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
+from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host.after_import import after_import
 from rlprof_ops.words import size
 
@@ -44,7 +46,7 @@ class TorchProfile(Protocol):
 
 class TorchRecorder:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as
-    (first, last step, file, phase). `cut_short` says why the recording ended before `close`, after `steps`.
+    (first, last step, file). `cut_short` says why the recording ended before `close`, after `steps`.
 
     `open` and `close` raise `CaptureError`.
     """
@@ -58,14 +60,15 @@ class TorchRecorder:
         self._profile: TorchProfile | None = None
         self._target: Path | None = None
         self._options = TorchOptions()
-        self._cycles: list[tuple[int, int, Path, None]] = []
+        self._cycles: list[tuple[int, int, Path]] = []
         self._problem: CaptureError | None = None
         self.steps: list[int] = []
-        self.extra: list[tuple[int, int, Path, None]] = []
+        self.extra: list[tuple[int, int, Path]] = []
         self.cut_short = ""
         self.stopped_s = self._started_s = 0.0
         self.most_bytes = 0.0
         after_import("torch.autograd.profiler", running.follow)
+        after_import("torch.cuda.graphs", captures.follow)
 
     def open(self, target: Path) -> None:
         try:
@@ -78,7 +81,8 @@ class TorchRecorder:
 
         def start() -> None:
             profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
-            profile.start()
+            with captures.apart(open_wait_s()):
+                profile.start()
             self._profile = profile
 
         any_thread = self._options.all_threads and _all_threads() is not None
@@ -106,13 +110,14 @@ class TorchRecorder:
 
         def start() -> None:
             self._profile = make_profile(torch, options)
-            self._profile.start()
+            with captures.apart(open_wait_s()):
+                self._profile.start()
 
         def stop() -> None:
             assert self._profile is not None
             self._stop(self._profile)
 
-        with contextlib.suppress(Yielded):
+        with contextlib.suppress(CaptureError):
             running.begin(self, start, any_thread=False)
             running.end(self, stop)
         self._profile = None
@@ -122,8 +127,16 @@ class TorchRecorder:
         with running.as_ours():
             if self._profile is not None and not self.cut_short and self._problem is None:
                 if self._options.scheduled and self.steps:
-                    self._profile.step()
+                    self._next_of_schedule(self._profile)
                 self.steps.append(step)
+
+    def _next_of_schedule(self, profile: TorchProfile) -> None:
+        """A step in which torch may begin or end a cycle."""
+        try:
+            with captures.apart(open_wait_s()):
+                profile.step()
+        except CaptureError as error:
+            self._problem = error
 
     def close(self) -> Path:
         running.settle()
@@ -171,17 +184,23 @@ class TorchRecorder:
         self._problem = CaptureError(reason)
 
     def _stop(self, profile: TorchProfile) -> None:
-        try:
-            profile.stop()
-        except CaptureError:  # of a schedule's export, which torch calls from here
-            raise
-        except Exception as error:
-            # Left running it would crash the process, when the next one starts or at the end (torch 2.13).
+        with contextlib.ExitStack() as alone:
             try:
-                _torch().autograd._disable_profiler()
-            except Exception:
+                alone.enter_context(captures.apart(close_wait_s()))
+            except CaptureError:
                 running.leave()
-            raise CaptureError(f"torch.profiler did not stop: {error}") from error
+                raise
+            try:
+                profile.stop()
+            except CaptureError:  # of a schedule's export, which torch calls from here
+                raise
+            except Exception as error:
+                # Left running it would crash the process, when the next one starts or at the end (2.13).
+                try:
+                    _torch().autograd._disable_profiler()
+                except Exception:
+                    running.leave()
+                raise CaptureError(f"torch.profiler did not stop: {error}") from error
 
     def _on_trace(self, profile: TorchProfile) -> None:
         """The end of one cycle; `self.steps` ends with its last active step."""
@@ -190,7 +209,7 @@ class TorchRecorder:
         number = len(self._cycles)
         path = self._target.with_name(f"{self._target.name[: -len(self.suffix)]}.cycle{number}{self.suffix}")
         export(profile, path, self._options.max_mb)
-        self._cycles.append((self.steps[-active], self.steps[-1], path, None))
+        self._cycles.append((self.steps[-active], self.steps[-1], path))
 
 
 def make_profile(

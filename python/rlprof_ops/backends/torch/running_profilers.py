@@ -18,12 +18,14 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rlprof_ops.backends.contract import CaptureError, Yielded
+from rlprof_ops.backends.graph_captures import captures
+from rlprof_ops.backends.window_timeouts import open_wait_s
 from rlprof_ops.host.log_line import log, log_once
 
 _OPENING = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 _CLOSING = ("_disable_profiler", "_disable_profiler_legacy")
 _HOMES = ("torch._C._autograd", "torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
-_UNKNOWN = 0  # no thread has this number
+_UNKNOWN, _ANY = 0, -1  # no thread has these numbers
 ADVICE = "choose other steps for one of the two, or switch the program's own profiling off"
 
 
@@ -53,7 +55,7 @@ class RunningProfilers:
         self._theirs: dict[int, str] = {}  # the thread that opened it -> how that is called
         self._ours: OurProfiler | None = None
         self._our_thread: int | None = None  # None: any thread may end ours
-        self._left: set[int] = set()  # threads in which one of ours was left running
+        self._left: set[int] = set()  # threads in which one of ours was left running; _ANY may end it
 
     def _in_child(self) -> None:
         # Nothing of ours is the child's. What the forked thread recorded goes on in it, and torch bears that.
@@ -201,8 +203,8 @@ class RunningProfilers:
             stop()
 
     def leave(self) -> None:
-        """Ours runs on in this thread: it would not stop."""
-        self._left.add(threading.get_ident())
+        """Ours runs on: it would not stop."""
+        self._left.add(_ANY if self._our_thread is None else self._our_thread)
 
     def settle(self) -> None:
         """End what was left running in this thread, when nobody profiles any more."""
@@ -219,10 +221,11 @@ class RunningProfilers:
         """Ended while no session of libkineto is there, ours would crash; a prepared one makes it end in
         order.
         """
-        if thread not in self._left or self._ours is not None or self._theirs.keys() - {thread}:
+        left = self._left & {thread, _ANY}
+        if not left or self._ours is not None or self._theirs.keys() - {thread}:
             return
-        self._left.discard(thread)
-        with self.as_ours():
+        with captures.apart(open_wait_s()), self.as_ours():
+            self._left -= left
             import torch
 
             torch.autograd.profiler.profile(use_kineto=True)._prepare_trace()

@@ -70,8 +70,22 @@ class _Rates(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
+    """nvmlMemory_t, whose `used` has what the driver keeps for itself too: 0.6 of 140 GiB of an H200."""
+
     _fields_ = (
         ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Memory2(ctypes.Structure):
+    """nvmlMemory_v2_t, `used` as nvidia-smi has it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
         ("free", ctypes.c_ulonglong),
         ("used", ctypes.c_ulonglong),
     )
@@ -189,9 +203,8 @@ class GpuSamples:
         return found.value if asked else 0
 
     def _sample(self, number: int) -> GpuSample:
-        rates, memory, reasons = _Rates(), _Memory(), ctypes.c_ulonglong()
+        rates, memory, reasons = _Rates(), self._memory(number), ctypes.c_ulonglong()
         self._ask("nvmlDeviceGetUtilizationRates", number, ctypes.byref(rates))
-        self._ask("nvmlDeviceGetMemoryInfo", number, ctypes.byref(memory))
         if not self._ask("nvmlDeviceGetCurrentClocksEventReasons", number, ctypes.byref(reasons)):
             self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", number, ctypes.byref(reasons))
         told = self._told(number)
@@ -212,6 +225,14 @@ class GpuSamples:
             max(0, errors[0] - before[0]),
             max(0, errors[1] - before[1]),
         )
+
+    def _memory(self, number: int) -> _Memory | _Memory2:
+        second = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
+        if self._ask("nvmlDeviceGetMemoryInfo_v2", number, ctypes.byref(second)):
+            return second
+        first = _Memory()
+        self._ask("nvmlDeviceGetMemoryInfo", number, ctypes.byref(first))
+        return first
 
     def _pcie(self, number: int) -> int:
         """Both ways, MiB/s. NVML watches the bus for 20 ms a call, so a look asks one GPU and keeps what the
