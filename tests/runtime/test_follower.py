@@ -128,10 +128,10 @@ with rank0.step(2):
     engine = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=pipe, stdout=pipe)
     engine.stdout.readline()  # it has registered
     if sys.argv[3] == "in time":
-        engine.communicate(b"on", 60)
+        engine.communicate(b"on", 120)
     clock.store(ClockState(2, time.time_ns(), False, 0))
 if sys.argv[3] == "late":
-    engine.communicate(b"on", 60)
+    engine.communicate(b"on", 120)
 rank0.close()
 """
 # Between its first word and its first task lie seconds on a machine that has no time for it.
@@ -168,7 +168,7 @@ def test_an_engine_whose_first_task_comes_after_the_window_is_said(
         "RLPROF_REQUEST_JSON": request_from_dict(request).to_json(),
     }
     argv = [sys.executable, "-c", SERVER, str(node_dir), LATE_ENGINE, comes]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     [capture] = harvested(node_dir, tmp_path / "4711-logs", request).captures
     assert capture.state == state

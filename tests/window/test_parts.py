@@ -94,8 +94,8 @@ def test_torchs_first_start_makes_no_window_beside_it_late(
     """It takes seconds on a busy machine: as long memory's window beside it was late."""
     need("torch")
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
-    monkeypatch.setattr(TorchRecorder, "prepare", lambda self, step: time.sleep(2))
-    both = {"workers": "policy", "steps": "1", "at": "300ms", "for": "400ms"}
+    monkeypatch.setattr(TorchRecorder, "prepare", lambda self, step: time.sleep(4))
+    both = {"workers": "policy", "steps": "1", "at": "300ms", "for": "2s"}
     captures = [{"backend": "torch", **both}, {"backend": "memory", "options": {"host": "true"}, **both}]
     clock = ClockFile(tmp_path, write=True)
     place = find_identity("policy", 0, None, {**os.environ, "RLPROF_NODE": "n1"})
@@ -110,7 +110,7 @@ def test_torchs_first_start_makes_no_window_beside_it_late(
     prof.close()
     ended = [event for log in read_node(tmp_path / "events") for event in log.windows]
     [memory] = [event for event in ended if (event.backend, event.event) == ("memory", "closed")]
-    assert memory.taken_s == pytest.approx((0.3, 0.7), abs=0.3), memory
+    assert memory.taken_s == pytest.approx((0.3, 2.3), abs=1.5), memory  # a busy machine's own lateness
 
 
 def test_a_report_that_is_written_makes_no_window_beside_it_longer(
