@@ -41,7 +41,7 @@ BUDGET = {
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 3041,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures (115)
-    "window": 968,  # 700; and windows inside a step, why one could not be, an end beside another one (3)
+    "window": 971,  # 700; and windows inside a step, why one could not be (3), an end beside another one (3)
     "trainers": 3792,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, phases (12), own ranks
     "runtime": 3452,  # 2,000; ranks of a launcher or trainer, Ray tasks, groups, requests, arrivals (137)
     "rayenv": 750,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap, --rank

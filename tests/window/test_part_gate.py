@@ -111,6 +111,16 @@ def test_a_token_that_comes_while_the_profiler_begins_closes_the_window_too() ->
     profiled.gate.leave(1)
 
 
+def test_a_window_that_is_shorter_than_the_profilers_start() -> None:
+    profiled = Profiled(StepPart(0.0, None, 0.1), opening_s=0.3)
+    profiled.gate.enter(1)
+    wait_until(lambda: profiled.closed, seconds=30)
+    too_late = profiled.closed[0].too_late(time.monotonic(), 0.3, "")
+    said = "0s+100ms was over, before the profiler recorded: its start took 300 ms; give 'for' more than that"
+    assert too_late == said
+    profiled.gate.leave(1)
+
+
 def test_the_rest_of_a_step() -> None:
     profiled = Profiled(StepPart(0.0, None, None))
     profiled.gate.enter(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from tests.needs import need
 from tests.nsys_stand_in import executable, slow_nsys
 from tests.window.test_matrix import PART_ASKED, Job, rows_of
 
-from rlprof_ops.backends.contract import Where
+from rlprof_ops.backends.contract import CaptureError, Where
 from rlprof_ops.backends.torch.recorder import TorchRecorder
 from rlprof_ops.backends.window_support import PROCESS, SUPERVISOR
 from rlprof_ops.collect.event_logs import read_node
@@ -81,8 +82,9 @@ def test_a_profiler_that_begins_when_its_window_is_over(job: Job, tmp_path: Path
     job.train("in_short_ticks", SHORT, RLPROF_NSYS=str(executable(tmp_path / "nsys", slow)))
     rows = rows_of(job, SHORT)
     assert [row["state"] for row in rows.values()] == ["missing", "missing"], rows
-    began = r"(step 1 ended after [\d.]+ s|generation\+0s\+1.2s was over)"
-    assert re.fullmatch(began + r", before the profiler recorded: its start took 2\.\d+ s", rows[1]["reason"])
+    took = r", before the profiler recorded: its start took 2\.\d+ s"
+    longer = r"generation\+0s\+1.2s was over" + took + "; give 'for' more than that"
+    assert re.fullmatch(rf"step 1 ended after [\d.]+ s{took}|{longer}", rows[1]["reason"])
     assert rows[2]["reason"].endswith(BUSY)
     assert not list(job.node_dir.rglob("*.nsys-rep"))
 
@@ -93,6 +95,7 @@ def test_torchs_first_start_makes_no_window_beside_it_late(
 ) -> None:
     """It takes seconds on a busy machine: as long memory's window beside it was late."""
     need("torch")
+    importlib.import_module("torch")  # as in what trains: its import is not its first start
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
     monkeypatch.setattr(TorchRecorder, "prepare", lambda self, step: time.sleep(4))
     both = {"workers": "policy", "steps": "1", "at": "300ms", "for": "2s"}
@@ -133,6 +136,37 @@ def test_a_report_that_is_written_makes_no_window_beside_it_longer(
     with gzip.open(tmp_path / memory.path, "rt") as packed:
         samples = json.load(packed)["samples"]
     assert (samples[-1][0] - samples[0][0]) / 1e9 == pytest.approx(1, abs=0.7)
+
+
+def test_a_report_that_is_written_for_longer_than_a_window_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch wrote 2.5 s for verl's engine: memory's window was over, and nothing said of what."""
+    need("torch")
+    importlib.import_module("torch")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+
+    def slow(self: TorchRecorder) -> Path:
+        time.sleep(8)
+        raise CaptureError("it wrote nothing")
+
+    monkeypatch.setattr(TorchRecorder, "prepare", lambda self, step: None)
+    monkeypatch.setattr(TorchRecorder, "open", lambda self, target: None)
+    monkeypatch.setattr(TorchRecorder, "close", slow)
+    both = {"workers": "policy", "steps": "1"}
+    torch = {"backend": "torch", **both, "at": "0s", "for": "3s"}
+    memory = {"backend": "memory", **both, "at": "6s", "for": "500ms", "options": {"host": "true"}}
+    place = find_identity("policy", 0, None, {**os.environ, "RLPROF_NODE": "n1"})
+    prof = Profiler(place, request_from_dict({"captures": [torch, memory]}).captures)
+    prof.start_step(1)
+    for _ in range(20):  # opened by the first one, closed by the first after its time
+        with prof.range("train"):
+            time.sleep(0.2)
+    prof.close()
+    [log] = read_node(tmp_path / "events")
+    [missed] = [event for event in log.windows if (event.backend, event.event) == ("memory", "failed")]
+    busy = "while the profiler was still busy with the window of torch in step 1: leave steps between them"
+    assert missed.reason == f"6s+500ms was over, {busy}"
 
 
 def test_the_words_of_a_refusal_are_the_same_for_all_who_are_asked() -> None:

@@ -90,6 +90,7 @@ class Captures:
         self._written = ""  # whose report the last of these writes
         self._parts: list[PartGate] = []
         self._changing = threading.RLock()  # one window opens or closes at a time
+        self._closing = ""  # which one
 
     def add(
         self,
@@ -336,17 +337,17 @@ class Captures:
         if window.part is None:
             for other in self._parts:
                 other.settle()
+        busy = self._closing
         with self._changing:
-            self._open_alone(capture, window)
+            self._open_alone(capture, window, busy)
 
-    def _open_alone(self, capture: ProcessCapture, window: OpenWindow) -> None:
+    def _open_alone(self, capture: ProcessCapture, window: OpenWindow, busy: str) -> None:
         if capture.taker is None:
             self._not_opened(capture, window, capture.impossible)
             return
         try:
-            busy = ""
             if backends.from_outside(capture.spec.backend):  # a session writes one window before the next
-                busy = self._finish_before_next()
+                busy = self._finish_before_next() or busy
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
             begins_s = time.monotonic()
@@ -411,7 +412,9 @@ class Captures:
         if halt is not None and capture.target is not None:
             self._guarded(capture, lambda _: halt(), window.window.start)  # another one may be written now
         with self._changing:
+            self._closing = f"{capture.spec.backend} in {window}"
             self._close_alone(capture, window, partial)
+            self._closing = ""
 
     def _close_alone(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
         target, capture.target = capture.target, None

@@ -231,14 +231,13 @@ class _InsideStep:
 
     def _too_late(self, at_s: float, start_s: float = 0.0, busy: str = "") -> str:
         """As `OpenWindow.too_late` says."""
-        if at_s >= self._ended_s:
-            over = self._how_it_ended()
-        elif at_s >= self._closes_s:
-            over = f"{self._gate.part.end} was over"
-        else:
+        ended = at_s >= self._ended_s
+        if not ended and at_s < self._closes_s:
             return ""
+        over = self._how_it_ended() if ended else f"{self._gate.part.end} was over"
         if start_s:
-            return f"{over}, before the profiler recorded: its start took {duration(start_s * 1e9)}"
+            longer = "" if ended or self._gate.part.length is None else "; give 'for' more than that"
+            return f"{over}, before the profiler recorded: its start took {duration(start_s * 1e9)}{longer}"
         if busy := busy or self._waited_for:
             over += f", while the profiler was still busy with the window of {busy}"
             return f"{over}: leave steps between them"
