@@ -132,8 +132,9 @@ class Origin:
     rank: int = NO_VALUE
     world_size: int = NO_VALUE
     on_utc: bool = False  # start times are UTC nanoseconds; otherwise they only compare within the file
-    window_start: int = 0
+    window_start: int = 0  # of the first event; `window_end`: of the last
     window_end: int = 0
+    recorded: tuple[int, int] = (0, 0)  # from when to when, UTC nanoseconds, where the file says it
     devices: tuple[str, ...] = ()
     gpus: tuple[tuple[int, int, str], ...] = ()  # (pid, device as that process counts, UUID)
     metered: tuple[str, ...] = ()  # UUIDs, or names, of the GPUs whose counters were sampled

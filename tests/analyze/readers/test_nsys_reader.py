@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -311,6 +312,30 @@ def test_a_real_capture_of_this_machine(tmp_path: Path) -> None:
         late.append(start - phase.start)  # nsys's UTC against time.time_ns()
     assert min(around) == pytest.approx(1, rel=0.02) and min(around) > 0.999, around
     assert abs(min(late, key=abs)) < 5_000_000 and min(late) > -5_000_000, late
+
+
+@pytest.mark.nsys
+def test_a_step_in_which_a_recorded_process_did_nothing_is_a_step_of_it(tmp_path: Path) -> None:
+    """The driver told of one before its only range and one after it; a third began before the recording."""
+    pytest.importorskip("nvtx")
+    script = (
+        "import nvtx, time\n"
+        "def step():\n"
+        "    print(time.time_ns()); time.sleep(0.2); print(time.time_ns()); time.sleep(0.1)\n"
+        "step()\n"
+        "with nvtx.annotate('generation', domain='rlprof'): time.sleep(0.1)\n"
+        "step()\n"
+    )
+    out = tmp_path / "agent_loop_rank0_step3-3_n1_77.nsys-rep"
+    before, over, later, end = map(int, re.findall(r"^\d{19}$", profile(out, script).stdout, re.MULTILINE))
+    trace = read_report(out)
+    for told in ((3, before, over), (3, later, end)):
+        [step] = steps = find_steps(trace, 3, 4, (told,))
+        assert (step.step, step.start, step.end, step.marked) == (*told, True)
+        assert find_phases(trace, steps) == ()
+    [window] = find_steps(trace, 3, 4, ((3, before - 3_600_000_000_000, over),))
+    assert not window.marked
+    assert [phase.phase for phase in find_phases(trace, (window,))] == ["generation"]
 
 
 def test_operators_have_their_names_whatever_torch_writes_behind_them(tmp_path):

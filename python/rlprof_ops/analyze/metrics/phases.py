@@ -62,9 +62,9 @@ def find_steps(
 
     `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's
     controller) counts from `first`. Without any, the steps are those that the job's driver told, `clock`
-    (number, begin and end in Unix nanoseconds); without these the whole capture is one window of the steps
-    `first` to `stop` (half-open; what its file name said); phases that repeat as often as there are steps
-    tell them apart.
+    (number, begin and end in Unix nanoseconds), one in which this process was recorded and did nothing too;
+    without these the whole capture is one window of the steps `first` to `stop` (half-open; what its file
+    name said); phases that repeat as often as there are steps tell them apart.
     """
     if trace.origin.kind == "memory":
         return ()  # samples of memory tell nothing of steps
@@ -87,12 +87,15 @@ def find_steps(
     start, end = trace.origin.window_start, trace.origin.window_end
     if end <= start:
         return ()
-    told = tuple(
+    if told := tuple(
         Step(number, max(begin, start), min(over, end))
         for number, begin, over in clock
         if trace.origin.on_utc and begin < end and over > start
-    )
-    if told:
+    ) or tuple(
+        Step(number, begin, over)
+        for number, begin, over in clock
+        if 0 < trace.origin.recorded[0] <= begin and over <= trace.origin.recorded[1]
+    ):
         return told
     count = stop - first if first is not None and stop is not None and stop > first else None
     window = Step(first or 0, start, end, marked=False, count=count)

@@ -218,9 +218,9 @@ def _placed(export: Export, trace: Trace) -> Trace:
     if len(began["utcEpochNs"]) == 0 or began["utcEpochNs"][0] <= 0:
         return trace
     # from 2025 on times may be the target's own clock; before, they count from the session's start
-    zero = max(int(began["systemClockNs"][0]), 0)
-    trace = replace(trace, origin=replace(origin, on_utc=True))
-    trace = trace.shift(int(began["utcEpochNs"][0]) - zero)
+    zero, utc = max(int(began["systemClockNs"][0]), 0), int(began["utcEpochNs"][0])
+    over = utc + sum(export.read("ANALYSIS_DETAILS", ("duration",))["duration"].tolist()[:1])
+    trace = replace(trace, origin=replace(origin, on_utc=True, recorded=(utc, over))).shift(utc - zero)
     release(trace.launches, trace.gpu)
     return trace
 
