@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +99,19 @@ class LocalJob:
     def states(self) -> dict[str, str]:
         """Capture id -> state."""
         return {capture.id: capture.state for capture in Manifest.load(self.run).captures}
+
+    def said(self) -> str:
+        """The output without colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.output)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What any process told of that kind."""
+        rows = [
+            json.loads(line)
+            for path in self.run.glob("nodes/*/events/*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        return [row for row in rows if row["event"] == kind]
 
 
 def command(run: runs.TrainerRun) -> str:

@@ -4,7 +4,6 @@ ranks each: who is who, by what verl and vLLM print themselves. It takes about 1
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.analyze.as_data import answer_of
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
+from tests.trainers.verl_log import logged
 
 pytestmark = [pytest.mark.long, pytest.mark.nsys, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 1200)]
 STEPS, CAPTURED = 6, (2, 4)
@@ -54,21 +54,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
 
 @pytest.fixture(scope="module")
 def said(job: LocalJob) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", job.output)
+    return job.said()
 
 
 @pytest.fixture(scope="module")
 def answer(job: LocalJob) -> dict[str, Any]:
     return answer_of(job.run, jobs=1)
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    rows = [
-        json.loads(line)
-        for path in run.glob("nodes/*/events/*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
-    return [row for row in rows if row["event"] == kind]
 
 
 def test_each_window_of_each_rank_is_home(job: LocalJob) -> None:
@@ -82,8 +73,8 @@ def test_each_window_of_each_rank_is_home(job: LocalJob) -> None:
 
 
 def test_windows_are_final_while_it_trains(job: LocalJob) -> None:
-    ends = {row["step"]: row["end_ns"] for row in events(job.run, "step")}
-    closed = events(job.run, "closed")
+    ends = {row["step"]: row["end_ns"] for row in job.events("step")}
+    closed = job.events("closed")
     assert len(closed) == sum(RANKS.values()) * len(CAPTURED)
     assert all(row["seen"] in ([2], [4]) and not row["partial"] for row in closed)
     late = {row["report"]: (row["t_ns"] - ends[row["seen"][0] + 2]) / 1e9 for row in closed}
@@ -92,18 +83,16 @@ def test_windows_are_final_while_it_trains(job: LocalJob) -> None:
 
 
 def test_steps_and_phases_are_verls_to_5_ms(job: LocalJob, said: str) -> None:
-    own: dict[int, dict[str, float]] = {}
-    for step, line in re.findall(r"step:(\d+) - (.*timing_s/step:.*)", said):
-        found = re.findall(r"timing_s/(\w+):(?:np\.float64\()?([\d.e-]+)", line)
-        own[int(step)] = {name: float(seconds) for name, seconds in found}
-    told = {row["step"]: row for row in events(job.run, "step")}
+    own = logged(said)
+    told = {row["step"]: row for row in job.events("step")}
     assert sorted(told) == sorted(own) == list(range(1, STEPS + 1))
     apart: list[tuple[float, int, str]] = []
     for step, row in told.items():
         took = {name: (end - begin) / 1e9 for name, begin, end, _ in row["phases"]}
         assert {"gen", "old_log_prob", "adv", "update_actor", "update_weights"} <= set(took)
         took["step"] = (row["end_ns"] - row["begin_ns"]) / 1e9
-        apart += [(abs(took[name] - own[step][name]), step, name) for name in took if name in own[step]]
+        for name in [name for name in took if f"timing_s/{name}" in own[step]]:
+            apart.append((abs(took[name] - own[step][f"timing_s/{name}"]), step, name))
     apart.sort()  # a process that is put aside between two clocks makes one of them late
     assert apart[9 * len(apart) // 10][0] <= WITHIN_S and apart[-1][0] <= PUT_ASIDE_S, apart[-5:]
 

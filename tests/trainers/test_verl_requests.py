@@ -6,7 +6,6 @@ One run of `main_ppo` in a job on this machine; its console is the oracle of tok
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from rlprof_ops.collect.harvest.manifest import Manifest
 from tests.analyze.as_data import answer_of
 from tests.real_nsys import session_start_ns
-from tests.trainers import environments
+from tests.trainers import environments, verl_log
 from tests.trainers.local_job import LocalJob
 
 pytestmark = [pytest.mark.long, pytest.mark.nsys, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 1200)]
@@ -45,12 +44,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
 
 @pytest.fixture(scope="module")
 def logged(job: LocalJob) -> dict[int, dict[str, float]]:
-    """verl's metrics of each step, from its console."""
-    found = {}
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", job.output).splitlines():
-        if match := re.search(r"step:(\d+) - (.*)", line):
-            pairs = re.findall(r"([\w/().-]+):(?:np\.\w+\()?(-?[\d.]+(?:e[-+]\d+)?)\)?", match[2])
-            found[int(match[1])] = {name: float(value) for name, value in pairs}
+    found = verl_log.logged(job.said())
     assert sorted(found) == list(range(1, STEPS + 1))
     return found
 
