@@ -23,7 +23,7 @@ def run_demo(*args: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "RAY_"))}
     env.update(PYTHONPATH=str(PACKAGE), RAY_AUTH_MODE="disabled")
     command = [sys.executable, "-m", "rlprof_ops.demo", "--address", "local", *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=270)
 
 
 @pytest.fixture(scope="module")
