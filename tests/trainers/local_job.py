@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -44,10 +45,12 @@ class LocalJob:
         env: Mapping[str, str] | None = None,
         last_words: str = "",
         argv: Sequence[str] = (),
+        tasks: Path | None = None,
         **knobs: str,
     ) -> LocalJob:
         """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone. `argv`
-        runs in the trainer's stead. TRL has no Ray: there the job's is of this environment.
+        runs in the trainer's stead. TRL has no Ray: there the job's is of this environment. `tasks` is a file
+        for what Ray itself tells of every task when the trainer has ended (`ray.timeline`).
 
         `last_words` is what the trainer says after its last step. An interpreter that crashes later, while
         it ends (NeMo RL on its CPU shim, once in five runs), is said and does not fail what is tested here.
@@ -68,7 +71,7 @@ class LocalJob:
         settings = {
             **run.environment(),
             "PYTHONPATH": import_path(),
-            "COMMAND": command(run),
+            "COMMAND": command(run) if tasks is None else f"({command(run)}\n)\n{_and_tasks(tasks)}",
             "RLPROF_NODE_ROOT": "/tmp",
             "RLPROF_READY_SECONDS": "200",
             "RLPROF_REPORT_SECONDS": "0",
@@ -122,3 +125,9 @@ def command(run: runs.TrainerRun) -> str:
     shell = run.shell().replace(f"PYTHONPATH={path} ", "")
     assert shell != run.shell()
     return f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{path}"\n{shell}'
+
+
+def _and_tasks(path: Path) -> str:
+    """The rest of a COMMAND, which ends as what stood before did."""
+    told = shlex.quote(f"import ray; ray.init(log_to_driver=False); ray.timeline({str(path)!r})")
+    return f"code=$?\nRLPROF_ADAPTERS=0 python -P -c {told}\nexit $code"

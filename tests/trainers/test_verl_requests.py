@@ -1,34 +1,50 @@
-"""What we say of verl's requests, samples and engines beside verl's own log, and a window inside its steps.
+"""What we say of verl's requests, samples and engines beside verl's own log, and windows inside its steps.
 
-One run of `main_ppo` in a job on this machine; its console is the oracle of tokens, lengths and versions.
+One run of `main_ppo` in a job on this machine. Its console is the oracle of tokens, lengths and versions; of
+times it is Ray's own account of verl's tasks, and what the reports themselves hold.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from tests.analyze.as_data import answer_of
 from tests.real_nsys import session_start_ns
+from tests.reports_held import held_by
 from tests.trainers import environments, verl_log
 from tests.trainers.local_job import LocalJob
 
 pytestmark = [pytest.mark.long, pytest.mark.nsys, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 1200)]
 STEPS = 5
-ANSWERS, LIMIT = 16, 64
+ANSWERS, LIMIT = 16, 128
+UPDATES = 4  # of the model, in one task of the actor
 OVERRIDES = (
     # One request at a time takes seconds, of which a window holds a part; verl has its engines' figures off.
     "actor_rollout_ref.rollout.max_num_seqs=1",
     "actor_rollout_ref.rollout.disable_log_stats=False",
     f"data.max_response_length={LIMIT}",
+    "actor_rollout_ref.rollout.max_model_len=256",
+    f"actor_rollout_ref.actor.ppo_epochs={UPDATES}",
     "trainer.total_epochs=1000",
 )
-AT_S, FOR_S = 0.6, 0.8
-PART = {"workers": ["rollout"], "steps": "2, 4", "at": "gen+600ms", "for": "800ms", "options": {"t": "nvtx"}}
+WITHIN_S = 0.5
+AT_S, FOR_S = 1.5, 3.0  # nsys has taken 2.8 s to start beside other work
+HOST = {"backend": "memory", "options": {"host": True, "interval_ms": 10}}
+CAPTURES: list[dict[str, Any]] = [
+    {"workers": ["rollout"], "steps": "2, 4", "at": "gen+1500ms", "for": "3s", "options": {"t": "nvtx"}},
+    {"backend": "torch", "workers": ["rollout"], "steps": "3, 5", "at": "gen+1s", "for": "1s"},
+    # not in the steps of torch, which writes a trace of the engine for seconds: nothing opens meanwhile
+    {**HOST, "workers": ["rollout"], "steps": "2, 4", "at": "gen+3s", "for": "1s"},
+    {**HOST, "workers": ["actor"], "steps": "3, 5", "at": "old_log_prob", "for": "1s"},
+    {"backend": "torch", "workers": ["actor"], "steps": "3, 5", "at": "update_actor", "for": "300ms"},
+]
+Tasks = dict[str, list[tuple[float, float]]]  # begin and end of each call of a method, Unix seconds
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +53,21 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("verl_requests")
     request = folder / "request.json"
-    request.write_text(json.dumps({"captures": [PART]}))
+    request.write_text(json.dumps({"captures": CAPTURES}))
     knobs = {"GPUS_PER_NODE": "1", "RLPROF_REQUEST": str(request)}
-    return LocalJob.take("verl", folder / "job", STEPS, 900, OVERRIDES, **knobs)
+    return LocalJob.take("verl", folder / "job", STEPS, 900, OVERRIDES, tasks=folder / "tasks.json", **knobs)
+
+
+@pytest.fixture(scope="module")
+def tasks(job: LocalJob) -> Tasks:
+    """By the name of the method, one call after the other."""
+    found: Tasks = {}
+    for row in json.loads((job.run.parents[1] / "tasks.json").read_text()):
+        method = row["cat"].rpartition(".")[2]
+        found.setdefault(method, []).append((row["ts"] / 1e6, (row["ts"] + row["dur"]) / 1e6))
+    of_steps = {method: sorted(calls) for method, calls in found.items() if len(calls) == STEPS}
+    assert {"generate_sequences", "actor_rollout_update_actor"} <= of_steps.keys(), found.keys()
+    return of_steps
 
 
 @pytest.fixture(scope="module")
@@ -89,27 +117,72 @@ def test_staleness_is_that_of_verls_own_metric(answer: dict[str, Any], logged: d
         )
 
 
-def test_a_window_inside_a_step_is_where_the_manifest_says(job: LocalJob, tmp_path: Path):
-    began = generation_of(job.run)
-    captures = Manifest.load(job.run).captures
+def test_a_window_inside_a_step_is_where_the_manifest_says(job: LocalJob, tasks: Tasks, tmp_path: Path):
+    captures = windows(job.run, "nsight", "rollout")
     assert [each.start for each in captures] == [2, 4]
     for capture in captures:
         assert capture.report is not None, capture.reason
-        begin_s = (session_start_ns(job.run / capture.report, tmp_path) - began[capture.start]) / 1e9
+        began_s = tasks["generate_sequences"][capture.start - 1][0]
+        begin_s = session_start_ns(job.run / capture.report, tmp_path) / 1e9 - began_s
         print(f"step {capture.start}: collected from {begin_s:.3f} s, manifest {capture.taken_s}")
         assert capture.taken_s[0] == pytest.approx(begin_s, abs=0.2)
         # Never before; it is late by what nsys needs to start, which on a busy machine nothing bounds.
-        assert AT_S - 0.5 <= begin_s <= capture.taken_s[1]
-        assert capture.state == "ok" or begin_s > AT_S + 0.5, capture.reason  # later generation may be over
+        assert AT_S - WITHIN_S <= begin_s <= capture.taken_s[1]
+        assert capture.state == "ok" or begin_s > AT_S + WITHIN_S, capture.reason  # generation may be over
         assert capture.taken_s[1] + 0.001 >= AT_S + FOR_S
+        held = held_by("nsight", job.run / capture.report, tmp_path)
+        assert "generation" in held.names
+        assert begin_s <= held.first_s - began_s <= held.last_s - began_s <= capture.taken_s[1] + WITHIN_S
 
 
-def generation_of(run: Path) -> dict[int, int]:
-    """When generation of each step began, Unix ns, as verl's controller told it."""
-    found: dict[int, int] = {}
-    for path in run.glob("nodes/*/events/controller_rank0_*.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for row in rows:
-            if row["event"] == "step":
-                found[row["step"]] = min(begin for name, begin, *_ in row["phases"] if name == "gen")
-    return found
+@pytest.mark.parametrize(
+    ("backend", "worker", "steps", "task", "at_s"),
+    [
+        ("torch", "rollout", [3, 5], "generate_sequences", 1.0),
+        ("memory", "rollout", [2, 4], "generate_sequences", 3.0),
+        ("memory", "actor", [3, 5], "actor_rollout_compute_log_prob", 0.0),
+    ],
+)
+def test_a_window_of_torch_or_memory_holds_its_second(
+    job: LocalJob,
+    tasks: Tasks,
+    tmp_path: Path,
+    backend: str,
+    worker: str,
+    steps: list[int],
+    task: str,
+    at_s: float,
+):
+    """From 0.5 s before to 0.5 s after, by what the report itself holds and by Ray's clock."""
+    captures = windows(job.run, backend, worker)
+    assert [each.start for each in captures] == steps
+    for capture in captures:
+        assert capture.state == "ok" and capture.report is not None, capture.reason
+        held = held_by(backend, job.run / capture.report, tmp_path)
+        began_s = tasks[task][capture.start - 1][0]
+        seen = held.first_s - began_s, held.last_s - began_s
+        print(f"{capture.id}: holds {seen[0]:.3f} to {seen[1]:.3f} s, manifest {capture.taken_s}")
+        assert seen == pytest.approx((at_s, at_s + 1), abs=WITHIN_S)
+        assert capture.taken_s == pytest.approx((at_s, at_s + 1), abs=WITHIN_S)
+
+
+def test_torch_ends_with_the_actors_task_and_holds_nothing_else(job: LocalJob, tasks: Tasks, tmp_path: Path):
+    """No task of the actor begins or ends in its update: what was asked for 0.3 s is all of the update."""
+    captures = windows(job.run, "torch", "actor")
+    assert [each.start for each in captures] == [3, 5]
+    for capture in captures:
+        assert capture.state == "ok" and capture.report is not None, capture.reason
+        begin_s, end_s = tasks["actor_rollout_update_actor"][capture.start - 1]
+        held = held_by("torch", job.run / capture.report, tmp_path)
+        print(f"{capture.id}: holds {held.first_s - begin_s:.3f} to {held.last_s - begin_s:.3f} s")
+        assert begin_s <= held.first_s <= begin_s + WITHIN_S
+        assert held.last_s <= end_s
+        assert capture.taken_s == pytest.approx((0, held.last_s - begin_s), abs=WITHIN_S)
+        with gzip.open(job.run / capture.report) as packed:
+            names = [event["name"] for event in json.load(packed)["traceEvents"]]
+        assert sum(name.startswith("Optimizer.step") for name in names) == UPDATES
+
+
+def windows(run: Path, backend: str, worker: str) -> list[CaptureResult]:
+    captures = Manifest.load(run).captures
+    return [each for each in captures if (each.backend, each.worker) == (backend, worker)]
