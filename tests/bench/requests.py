@@ -4,6 +4,10 @@ An engine with the interface of vLLM's OutputProcessor and no work of its own ru
 one token a pass; --prompt is the number of tokens of a prompt. CPU time of the process, the writing thread
 included: a pass of 256 requests while none waits for its first token, a pass while one does, and a request
 beside that.
+
+--vllm is another measurement: steps of a real vLLM on this machine's CPU, with the tests' model of two layers
+(tests/trainers/environments.py). Steps with the hooks and without take turns in one process, each turn with
+two without: their ratio says how far one can be trusted here.
 """
 
 from __future__ import annotations
@@ -15,9 +19,18 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench.harness import Run, by_turns, environment, ratio, spend
+from tests.trainers import environments
 
 QUICK = {"pairs": 1, "requests": 512, "tokens": 20, "prompt": 50}
 AT_A_TIME = 256
+ALONE = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
 ENGINE = """
 import json, sys, time
 from types import ModuleType, SimpleNamespace as Of
@@ -92,7 +105,19 @@ def measure(side: str, requests: int, tokens: int, prompt: int) -> dict[str, flo
     return json.loads(said.splitlines()[-1])
 
 
-def bench(run: Run, *, pairs: int = 7, requests: int = 20_480, tokens: int = 200, prompt: int = 1000) -> None:
+def bench(
+    run: Run,
+    *,
+    pairs: int = 7,
+    requests: int = 20_480,
+    tokens: int = 200,
+    prompt: int = 1000,
+    vllm: bool = False,
+    turns: int = 40,
+) -> None:
+    if vllm:
+        real_steps(run, turns)
+        return
     sides = {side: lambda side=side: measure(side, requests, tokens, prompt) for side in ("off", "on")}
     found = by_turns(sides, pairs)
     run.head("CPU, microseconds", "off     ", "on      ", "more    ", "on / off, its quartiles")
@@ -100,3 +125,30 @@ def bench(run: Run, *, pairs: int = 7, requests: int = 20_480, tokens: int = 200
         off, on = ([each[name] for each in found[side]] for side in ("off", "on"))
         numbers = (median(off), median(on), median(on) - median(off))
         run.row(name, *(f"{number:.2f}" for number in numbers), ratio(on, off)[1])
+
+
+def real_steps(run: Run, turns: int) -> None:
+    """The same steps of one engine with the log and without."""
+    installed = environments.ensure("verl")
+    order: list[str] = []
+    by_turns({side: lambda side=side: order.append(side) for side in ("off", "on", "off again")}, turns)
+    script = environments.HERE / "vllm_cpu" / "logged_steps.py"
+    argv = [installed.python, "-P", script, installed.data / "model", ",".join(order)]
+    with tempfile.TemporaryDirectory() as folder:
+        said = spend(argv, environment({**ALONE, "RLPROF_NODE_DIR": folder})).output
+        [path] = Path(folder, "requests").iterdir()
+        written = len(path.read_text().splitlines()) - 1
+    steps = list(zip(order, json.loads(said.splitlines()[-1]), strict=True))
+    run.say(f"{turns} turns, {written} requests written")
+    run.head(
+        "of a step             ", "off, s", "on, s ", "on / off, its quartiles", "off / off, its quartiles"
+    )
+    for number, name in enumerate(("time", "CPU, all threads")):
+        off, on, again = (
+            [times[number] for each, times in steps if each == side] for side in ("off", "on", "off again")
+        )
+        run.row(name, f"{median(off):.4f}", f"{median(on):.4f}", ratio(on, off)[1], ratio(again, off)[1])
+        # What disturbs a step makes it longer: the least of each side has the least of that in it.
+        least = [min(each) for each in (off, on, again)]
+        ratios = (f"{each / least[0]:.3f}" for each in least[1:])
+        run.row(f"least {name}", *(f"{each:.4f}" for each in least[:2]), *ratios)
