@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
 
-from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union, without  # noqa: E402
+from rlprof_ops.analyze.metrics.intervals import (  # noqa: E402
+    Stretches,
+    Union,
+    common,
+    left_free,
+    merged,
+    union,
+    without,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(-3, 15)), max_size=12)
 
@@ -43,3 +51,30 @@ def test_sets(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
     assert moments(common(a, b)) == in_a & in_b
     assert moments(without(a, b)) == in_a - in_b
     assert moments(merged(a, b)) == in_a | in_b
+
+
+def moments_of(found: Stretches, row: int) -> set[int]:
+    mine = found.row == row
+    pairs = zip(found.start[mine].tolist(), found.end[mine].tolist(), strict=True)
+    return {t for a, b in pairs for t in range(a, b)}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 25), st.lists(PAIRS, max_size=3)), max_size=5),
+    PAIRS,
+)
+def test_many_rows_at_once(rows: list[tuple[int, int, list[list[tuple[int, int]]]]], pairs: list) -> None:
+    other, in_other = made(pairs)
+    start, end = (
+        np.array(bounds, np.int64) for bounds in ([a for a, _, _ in rows], [a + d for a, d, _ in rows])
+    )
+    free = left_free(start, end, [[made(one)[0] for one in taken] for _, _, taken in rows])
+    lengths = free.inside(other).lengths(len(rows))
+    for row, (a, lasts, taken) in enumerate(rows):
+        truth = set(range(a, a + lasts)).difference(*(made(one)[1] for one in taken))
+        assert moments_of(free, row) == truth
+        assert moments_of(free.inside(other), row) == truth & in_other
+        assert moments_of(free.outside(other), row) == truth - in_other
+        assert moments_of(free.of(np.array([row])), row) == truth
+        assert lengths[row] == len(truth & in_other)

@@ -12,13 +12,14 @@ from itertools import combinations
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
+from rlprof_ops.analyze.columns import Ints
+from rlprof_ops.analyze.metrics.intervals import Union, common, left_free, merged
 from rlprof_ops.analyze.report_model import Bubble
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 from rlprof_ops.analyze.run.run_steps import MIN_OVERLAP
 from rlprof_ops.analyze.run.shared_gpus import UsedGpus
 
-NOTHING = merged()
+NOWHERE = left_free(np.empty(0, np.int64), np.empty(0, np.int64), [])
 ROLLOUT = {"generation"}
 TRAINING = {"train", "critic_train"}
 
@@ -50,31 +51,41 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
         for worker in workers
     }
     seen = {worker: merged(*(row.recorded for row in rows if row.rank.role == worker)) for worker in workers}
-    found = []
-    for row in rows:
+    bounds = _bounds(rows)
+    gaps = left_free(*bounds, [[part.when for part in row.phases] for row in rows]).lengths(len(rows))
+    free = left_free(*bounds, [_taken(row) for row in rows])
+    found: dict[int, Waiting] = {}
+    for (worker, order), mine in _alike(rows, workers, active).items():
+        left = free.of(np.array(mine)) if not order or worker in workers else NOWHERE
+        waits = {}
+        for other in order:
+            rest = left.outside(active[other])
+            waits[other] = left.lengths(len(rows)) - rest.lengths(len(rows))
+            left = rest
+        known = NOWHERE if one_sided and worker in workers else left
+        for other in workers - {worker}:
+            known = known.inside(seen[other])
+        unexplained = known.lengths(len(rows))
+        for i in mine:
+            waited = {other: int(ns[i]) for other, ns in waits.items() if ns[i]}
+            uncaptured = int(gaps[i]) - sum(waited.values()) - int(unexplained[i])
+            found[i] = Waiting(rows[i].rank, rows[i].step, waited, int(unexplained[i]), uncaptured)
+    return tuple(found[i] for i in range(len(rows)))
+
+
+def _alike(
+    rows: Sequence[RankStep], workers: set[str], active: dict[str, Union]
+) -> dict[tuple[str, tuple[str, ...]], list[int]]:
+    """(worker, whom it waits for, first who counts first) -> its rows; controllers wait for nobody."""
+    start, end = _bounds(rows)
+    inside = {worker: (-active[worker].within(start, end)).tolist() for worker in sorted(workers)}
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for i, row in enumerate(rows):
         worker = row.rank.role
-        others = workers - {worker}
-        gaps, left = row.gaps, row.free
-        if workers and worker not in workers and not row.rank.is_controller:
-            left = NOTHING
-        unseen = gaps.length - left.length
-        waits: dict[str, int] = {}
-        if not row.rank.is_controller:
-            longest = (
-                sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
-                if len(others) > 1
-                else others
-            )
-            for other in [*longest, *({worker} & workers)]:
-                rest = without(left, active[other]) if left.length else left
-                if rest.length < left.length:
-                    waits[other], left = left.length - rest.length, rest
-        known = NOTHING if one_sided and worker in workers else left
-        for other in others if known.length else ():
-            known = common(known, seen[other])
-        unseen += left.length - known.length
-        found.append(Waiting(row.rank, row.step, waits, known.length, unseen))
-    return tuple(found)
+        others = sorted((ns[i], other) for other, ns in inside.items() if other != worker)
+        order = (*(other for _, other in others), *({worker} & workers))
+        found.setdefault((worker, () if row.rank.is_controller else order), []).append(i)
+    return found
 
 
 def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
@@ -86,32 +97,31 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     """
     workers = _workers(rows)
     present: dict[str, set[int]] = {worker: set() for worker in workers}
-    groups: dict[tuple[int, str], list[RankStep]] = {}
+    groups: dict[tuple[int, str], list[int]] = {}
     phases: dict[tuple[str, str], list[Union]] = {}
-    for row in rows:
+    for i, row in enumerate(rows):
         worker = row.rank.role
         if worker not in workers or not row.phases:
             continue
         present[worker].update(row.numbers)
-        groups.setdefault((row.step, worker), []).append(row)
+        groups.setdefault((row.step, worker), []).append(i)
         for part in row.phases:
             phases.setdefault((worker, part.phase), []).append(part.when)
     busy = {key: merged(*unions) for key, unions in phases.items()}
     turns, untold = _turns(rows), maybe_sharing(rows)
+    idle = left_free(*_bounds(rows), [[*_taken(row), *_others(row, turns)] for row in rows])
     both = {(a, b): len(present[a] & present[b]) for a in workers for b in workers}
     found = []
     for (step, worker), mine in groups.items():
-        mean_step = sum(row.duration_ns for row in mine) / len(mine)
-        gaps = [without(row.free, _others(row, turns)) for row in mine]
-        starts = np.concatenate([gap.start for gap in gaps])
-        ends = np.concatenate([gap.end for gap in gaps])
-        count = max(row.count or 1 for row in mine)
+        mean_step = sum(rows[i].duration_ns for i in mine) / len(mine)
+        gaps = idle.of(np.array(mine))
+        count = max(rows[i].count or 1 for i in mine)
         for (other, phase), when in busy.items():
             if other == worker or mean_step <= 0 or frozenset((worker, other)) in untold:
                 continue
             if not any(number in present[other] for number in range(step, step + count)):
                 continue
-            mean = int(when.within(starts, ends).sum()) / len(gaps)
+            mean = int(when.within(gaps.start, gaps.end).sum()) / len(mine)
             if mean > 0:
                 share = mean / mean_step
                 found.append(
@@ -158,17 +168,25 @@ def _turns(rows: Sequence[RankStep]) -> dict[str, dict[Rank, list[Union]]]:
     return turns
 
 
-def _others(row: RankStep, turns: dict[str, dict[Rank, list[Union]]]) -> Union:
+def _others(row: RankStep, turns: dict[str, dict[Rank, list[Union]]]) -> list[Union]:
     """When other processes on this rank's GPUs were in a phase."""
-    return merged(
-        *(
-            when
-            for uuid in row.gpus.uuids
-            for rank, unions in turns[uuid].items()
-            if rank != row.rank
-            for when in unions
-        )
-    )
+    return [
+        when
+        for uuid in row.gpus.uuids
+        for rank, unions in turns[uuid].items()
+        if rank != row.rank
+        for when in unions
+    ]
+
+
+def _taken(row: RankStep) -> list[Union]:
+    """When it was in a phase of its own, or not recorded."""
+    unrecorded = [] if row.captured is None else [row.captured.gaps(row.start, row.end)]
+    return [*(part.when for part in row.phases), *unrecorded]
+
+
+def _bounds(rows: Sequence[RankStep]) -> tuple[Ints, Ints]:
+    return np.array([row.start for row in rows], np.int64), np.array([row.end for row in rows], np.int64)
 
 
 def _workers(rows: Sequence[RankStep]) -> set[str]:

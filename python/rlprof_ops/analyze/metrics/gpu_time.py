@@ -118,9 +118,6 @@ class IdleCauses:
     synchronising: Union
     waiting: Union
 
-    def split(self, start: int, end: int) -> IdleSplit:
-        return IdleSplit(*self.table(np.array([start]), np.array([end]))[0].tolist())
-
     def table(self, start: Ints, end: Ints) -> Ints:
         """(k, 4) the fields of `IdleSplit` in each of k windows."""
         first = np.maximum(start, self.start)

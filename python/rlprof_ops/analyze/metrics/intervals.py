@@ -4,6 +4,7 @@ rounded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +89,7 @@ def union(start: Ints, end: Ints) -> Union:
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
-    if len(start) == 0:
+    if bool((start[1:] > end[:-1]).all()):
         return _disjoint(start, end)
     if not bool((start[1:] >= start[:-1]).all()):
         order = np.argsort(start, kind="stable")
@@ -116,14 +117,8 @@ def common(a: Union, b: Union) -> Union:
         if end <= start:
             return _disjoint(np.empty(0, np.int64), np.empty(0, np.int64))
         return _disjoint(np.array([start], np.int64), np.array([end], np.int64))
-    a_end, b_end = a.end, b.end
-    first = np.searchsorted(b_end, a.start, side="right")
-    last = np.searchsorted(b.start, a_end, side="left")
-    count = np.maximum(last - first, 0)
-    row = np.repeat(np.arange(len(a)), count)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    other = np.repeat(first, count) + within
-    return _disjoint(np.maximum(a.start[row], b.start[other]), np.minimum(a_end[row], b_end[other]))
+    _, start, end = _pieces(a.start, a.end, b)
+    return _disjoint(start, end)
 
 
 def without(a: Union, b: Union) -> Union:
@@ -131,6 +126,64 @@ def without(a: Union, b: Union) -> Union:
     if len(a) == 0 or len(b) == 0:
         return a
     return common(a, b.gaps(int(a.start[0]), int(a.end[-1])))
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Stretches of time of many rows in one table: a call for all rows instead of one a row."""
+
+    row: Ints  # (n,) in order
+    start: Ints  # (n,)
+    end: Ints  # (n,), those of a row disjoint and in order
+
+    def lengths(self, rows: int) -> Ints:
+        """(rows,) how long each row's are together."""
+        found = np.zeros(rows, np.int64)
+        np.add.at(found, self.row, self.end - self.start)
+        return found
+
+    def of(self, rows: Ints) -> Stretches:
+        """Those of some rows."""
+        mine = np.isin(self.row, rows)
+        return Stretches(self.row[mine], self.start[mine], self.end[mine])
+
+    def inside(self, union: Union) -> Stretches:
+        """What of them lies in a union."""
+        place, start, end = _pieces(self.start, self.end, union)
+        return Stretches(self.row[place], start, end)
+
+    def outside(self, union: Union) -> Stretches:
+        """What of them lies outside a union."""
+        if len(self.row) == 0 or len(union) == 0:
+            return self
+        return self.inside(union.gaps(int(self.start.min()), int(self.end.max())))
+
+
+def left_free(start: Ints, end: Ints, taken: Sequence[Sequence[Union]]) -> Stretches:
+    """What of the window [start, end) of each row none of the row's unions covers."""
+    counts = np.array([sum(map(len, unions)) for unions in taken], np.int64)
+    row = np.repeat(np.arange(len(taken)), counts)
+    parts = [part for unions in taken for part in unions] or [merged()]
+    # laid end to end the windows share nothing, so that one union serves all of them
+    later = np.cumsum(end - start) - end
+    taken_from = np.maximum(np.concatenate([part.start for part in parts]), start[row])
+    taken_until = np.minimum(np.concatenate([part.end for part in parts]), end[row])
+    busy = union(taken_from + later[row], taken_until + later[row])
+    free = Stretches(np.arange(len(start)), start + later, end + later).outside(busy)
+    return Stretches(free.row, free.start - later[free.row], free.end - later[free.row])
+
+
+def _pieces(start: Ints, end: Ints, of: Union) -> tuple[Ints, Ints, Ints]:
+    """What of n intervals, in whatever order, lies in a union: the interval's place, start and end of each
+    piece.
+    """
+    union_end = of.end
+    first = np.searchsorted(union_end, start, side="right")
+    last = np.searchsorted(of.start, end, side="left")
+    count = np.maximum(last - first, 0)
+    place = np.repeat(np.arange(len(start)), count)
+    other = np.arange(len(place)) + np.repeat(first - np.cumsum(count) + count, count)
+    return place, np.maximum(start[place], of.start[other]), np.minimum(end[place], union_end[other])
 
 
 def _disjoint(start: Ints, end: Ints) -> Union:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union
+from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, align
@@ -86,16 +86,6 @@ class RankStep:
         """When it is known what the rank did: in all of a step that it marks, else while it was recorded."""
         whole = _one(self.start, self.end)
         return whole if self.captured is None else self.captured.clipped(self.start, self.end)
-
-    @cached_property
-    def gaps(self) -> Union:
-        """When it was in no phase of its own."""
-        return merged(*(phase.when for phase in self.phases)).gaps(self.start, self.end)
-
-    @cached_property
-    def free(self) -> Union:
-        """When it was in no phase, as far as it was recorded."""
-        return self.gaps if self.captured is None else common(self.gaps, self.recorded)
 
     @property
     def in_phases_ns(self) -> int:
@@ -300,7 +290,7 @@ def _row(
         end=clock.aligned(step.end),
         marked=step.marked,
         phases=tuple(phases),
-        drawn=tuple(replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end)) for s in pictures),
+        drawn=tuple(Segment(s.step, s.phase, clock.aligned(s.start), clock.aligned(s.end)) for s in pictures),
         gpu=step.gpu,
         idle=step.idle,
         source=summary.report.path,
@@ -317,4 +307,6 @@ def _one(start: int, end: int) -> Union:
 
 
 def _aligned(when: Union, clock: HostClock) -> Union:
+    if clock.drift_ppm == 0:
+        return Union(when.start + clock.offset_ns, when.before)
     return union(clock.all_aligned(when.start), clock.all_aligned(when.end))
