@@ -1,4 +1,4 @@
-"""`report.json` as a file: written for every reader, read back into the same rows."""
+"""`report.json` as text: written for every reader, read back into the same rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ def as_data(answer: Answer) -> dict[str, object]:
     return data
 
 
-def written(answer: Answer) -> str:
-    """The text of report.json. A name that is not UTF-8, as a path may be, has "?" for what is not."""
-    text = json.dumps(as_data(answer), separators=(",", ":"), ensure_ascii=False)
+def written(data: object) -> str:
+    """Rows of the report as JSON in one line. A name that is not UTF-8, as a path may be, has "?" for what is
+    not: Python's own JSON takes it, a tenth as fast as msgspec.
+    """
+    with contextlib.suppress(UnicodeEncodeError):
+        return msgspec.json.encode(data).decode()
+    text = json.dumps(msgspec.to_builtins(data), separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.analyze.as_data import data_of, typed
 from tests.analyze.simulated import simulated_answer
 
+from rlprof_ops.analyze.answer_file import written
 from rlprof_ops.analyze.report_model import Answer, json_schema
 from rlprof_ops.analyze.reporting import load_answer
 from rlprof_ops.errors import UsageError
@@ -66,3 +67,7 @@ def test_a_damaged_report_is_a_clear_error(tmp_path: Path) -> None:
             UsageError, match=r"report.json: cannot be read as report.json .*make it anew with"
         ):
             load_answer(tmp_path)
+
+
+def test_what_is_not_utf_8_in_a_name_is_a_question_mark() -> None:
+    assert written({"path": "n\udcff/é", "shares": [0.5, None]}) == '{"path":"n?/é","shares":[0.5,null]}'

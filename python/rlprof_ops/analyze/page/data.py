@@ -44,8 +44,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "unmarked": unmarked(answer.steps),
     }
     whole = {name: getattr(answer, name) for name in Answer.__struct_fields__ if name not in _NOT_DRAWN}
-    data: dict[str, object] = msgspec.to_builtins(whole | cut)
-    return data
+    return whole | cut
 
 
 def _segments(answer: Answer) -> list[list[int]]:

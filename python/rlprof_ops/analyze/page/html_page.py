@@ -4,13 +4,13 @@ anywhere.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
+from rlprof_ops.analyze.answer_file import written
 from rlprof_ops.analyze.page.data import page_data
 from rlprof_ops.analyze.report_model import Answer
 
@@ -58,7 +58,7 @@ def embedded(data: object) -> str:
     """JSON that can stand inside a script element: no "<" can end it, and the two line ends JavaScript
     minds are escaped.
     """
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    text = written(data)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text.encode("utf-8", "replace").decode()
+    return text
