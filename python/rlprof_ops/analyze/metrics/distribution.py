@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -91,6 +92,9 @@ def _ranks(count: int) -> Ints:
 
 def _weights(part: Distribution) -> Ints:
     """Of each point the durations that it stands for."""
-    if part.count == len(part.points):
-        return np.ones(part.count, np.int64)
-    return np.diff(_ranks(part.count), prepend=0)
+    return _weights_of(part.count, len(part.points))
+
+
+@lru_cache(maxsize=4096)  # ranks call a kernel equally often
+def _weights_of(count: int, points: int) -> Ints:
+    return np.ones(count, np.int64) if count == points else np.diff(_ranks(count), prepend=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -65,51 +66,31 @@ def totals(
     for first in range(0, len(name), _ROWS):
         part = slice(first, first + _ROWS)
         phase, phases = phase_codes(moments(part), segments)
-        tables.append(_summed(phase.astype(np.int64) * len(names) + name[part], duration[part]))
-    summed = np.concatenate([table[0] for table in tables])
-    keys = distinct(summed)
-    inverse = np.searchsorted(keys, summed)
-    count, total, longest = (np.zeros(len(keys), np.int64) for _ in range(3))
-    np.add.at(count, inverse, np.concatenate([table[1] for table in tables]))
-    np.add.at(total, inverse, np.concatenate([table[2] for table in tables]))
-    np.maximum.at(longest, inverse, np.concatenate([table[3] for table in tables]))
+        lasted = duration[part]
+        key = phase.astype(np.int64) * len(names) + name[part]
+        tables.append(_summed(key, np.ones(len(key), np.int64), lasted, lasted))
+    table = tables[0] if len(tables) == 1 else _summed(*np.concatenate(tables, axis=1))
     rows: list[NameTotal] = []
-    for code, phase_name in enumerate(phases):
-        mine = np.flatnonzero(keys // len(names) == code)
-        ranked = mine[np.argsort(-total[mine], kind="stable")]
-        for i in ranked[:TOP]:
-            rows.append(
-                NameTotal(
-                    phase_name,
-                    names[int(keys[i]) % len(names)],
-                    int(count[i]),
-                    int(total[i]),
-                    int(longest[i]),
-                )
-            )
-        rest = ranked[TOP:]
-        if len(rest):
-            rows.append(
-                NameTotal(
-                    phase_name,
-                    "(others)",
-                    int(count[rest].sum()),
-                    int(total[rest].sum()),
-                    int(longest[rest].max()),
-                )
-            )
+    first_of = np.searchsorted(table[0], np.arange(len(phases) + 1) * len(names)).tolist()
+    for phase_name, (first, last) in zip(phases, pairwise(first_of), strict=True):
+        mine = table[:, first:last]
+        mine = mine[:, np.argsort(-mine[2], kind="stable")]
+        for key, count, total, longest in mine[:, :TOP].T.tolist():
+            rows.append(NameTotal(phase_name, names[key % len(names)], count, total, longest))
+        if mine.shape[1] > TOP:
+            _, count, total, longest = mine[:, TOP:]
+            others = int(count.sum()), int(total.sum()), int(longest.max())
+            rows.append(NameTotal(phase_name, "(others)", *others))
     return tuple(rows)
 
 
-def _summed(key: Ints, duration: Ints) -> Ints:
-    """(4, k) distinct keys, and the count, sum and maximum of the durations of each."""
+def _summed(key: Ints, count: Ints, total: Ints, longest: Ints) -> Ints:
+    """(4, k) distinct keys in order, and the sums of the counts and durations of each and their maximum."""
     order = np.argsort(key, kind="stable")
-    ordered, lengths = key[order], duration[order]
-    bounds = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    count = np.diff(np.concatenate((bounds, [len(key)])))
-    return np.stack(
-        (ordered[bounds], count, np.add.reduceat(lengths, bounds), np.maximum.reduceat(lengths, bounds))
-    )
+    ordered = key[order]
+    firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    sums = (np.add.reduceat(column[order], firsts) for column in (count, total))
+    return np.stack((ordered[firsts], *sums, np.maximum.reduceat(longest[order], firsts)))
 
 
 def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...]:

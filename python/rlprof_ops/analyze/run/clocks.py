@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -58,10 +59,11 @@ class Clocks:
         return None if any(r is None for r in known) else max((r for r in known if r is not None), default=0)
 
     def of(self, host: str) -> HostClock:
-        return next(
-            (clock for clock in self.hosts if clock.host == host),
-            HostClock(host, 0, 0.0, None, 0, "unaligned", 0),
-        )
+        return self._of.get(host) or HostClock(host, 0, 0.0, None, 0, "unaligned", 0)
+
+    @cached_property
+    def _of(self) -> dict[str, HostClock]:
+        return {clock.host: clock for clock in self.hosts}
 
     def shared_by(self, host: str) -> str:
         """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
