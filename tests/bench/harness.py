@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python"
 COMMAND = "python -m tests.bench"
 _HERE = Path(__file__).parent
-_OURS = ("RLPROF_", "NRL_", "RAY_")
+_OURS = ("RLPROF_", "NRL_", "RAY_", "PYTHONDONTWRITEBYTECODE")  # an installed package has its bytecode
 _T = TypeVar("_T")
 
 
