@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.as_data import answer_of
 from tests.analyze.shared import TORCH_FILES, kernel, launch, mark, real, write_trace
@@ -211,6 +211,7 @@ def test_of_a_larger_trace_the_first_launches_count(tmp_path: Path, monkeypatch:
 durations = st.lists(st.integers(0, 10**7), min_size=1, max_size=300)
 
 
+@settings(deadline=None)
 @given(st.lists(durations, min_size=1, max_size=6))
 def test_ranks_merge(parts: list[list[int]]) -> None:
     """Count, sum and extremes exactly; a quantile is exact for one, and off by few calls for several."""
