@@ -413,8 +413,10 @@ class Captures:
             self._guarded(capture, lambda _: halt(), window.window.start)  # another one may be written now
         with self._changing:
             self._closing = f"{capture.spec.backend} in {window}"
-            self._close_alone(capture, window, partial)
-            self._closing = ""
+            try:
+                self._close_alone(capture, window, partial)
+            finally:
+                self._closing = ""
 
     def _close_alone(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
         target, capture.target = capture.target, None
