@@ -185,7 +185,12 @@ def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
             await asyncio.sleep(0.3)
 
         async def heard(*names: str) -> None:
-            """What both nodes have heard of since, in a while in which more would come."""
+            """What both nodes have heard of since, and in a while after it in which more would come."""
+            until = time.monotonic() + 20
+            while time.monotonic() < until and any(
+                len(windows.phases) < len(names) for windows in cluster.windows.values()
+            ):
+                await asyncio.sleep(0.05)
             await asyncio.sleep(0.5)
             for windows, folder in zip(cluster.windows.values(), cluster.folders.values(), strict=True):
                 assert [name for _, name in windows.phases] == list(names)
