@@ -120,12 +120,13 @@ class GraphCaptures:
                 while self._threads or self._apart is not None:
                     if me in self._threads.values():
                         raise CaptureError(
-                            "this thread was capturing a CUDA graph, which a profiler would break"
+                            "this thread was capturing a CUDA graph, which a profiler would break: choose a"
+                            " later step"
                         )
                     if (left := until - time.monotonic()) <= 0:
                         raise CaptureError(
-                            f"a CUDA graph was being captured for {limit(wait_s)}, and a profiler that begins"
-                            " or ends meanwhile breaks it"
+                            f"CUDA graphs were being captured for {limit(wait_s)}, and a profiler that begins"
+                            " or ends meanwhile breaks them: choose a later step"
                         )
                     self._changed.wait(left)
                 self._apart = me

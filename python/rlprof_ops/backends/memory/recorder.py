@@ -96,8 +96,8 @@ class CudaMemoryRecorder:
     """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in
     pytorch.org/memory_viz. An allocation that failed in the window is in it, with its call path.
 
-    Nothing of ours runs while an allocation fails: programs that caught the error went on without us, and on
-    an H200 (torch 2.11) did not with an observer of torch's that took a snapshot then.
+    Nothing of ours runs while an allocation fails: on an H200 (torch 2.11) programs that caught the error
+    ended in a window whose recorder took a snapshot from torch's observer then. Why is not known.
 
     `open` and `close` raise `CaptureError`.
     """
