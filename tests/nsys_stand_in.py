@@ -118,8 +118,10 @@ def hanging_nsys(folder: Path, pattern: str) -> Path:
     return executable(folder / "nsys", program)
 
 
-def slow_nsys(folder: Path, before: str) -> Path:
-    """The real nsys below `folder`, whose own importer first runs `before`, in bash, for each capture."""
+def slow_nsys(folder: Path, before: str = ":", after: str = ":") -> Path:
+    """The real nsys below `folder`, whose own importer first runs `before`, in bash, for each capture, and
+    then `after`, in which "$4" is the report.
+    """
     real = Path(str(shutil.which("nsys"))).resolve()
     importer = nsys_cli.find_importer({"RLPROF_NSYS": str(real), "PATH": ""})
     assert importer is not None
@@ -133,7 +135,8 @@ def slow_nsys(folder: Path, before: str) -> Path:
     mine = folder / importer.parent.name / importer.name
     mine.unlink()
     program = (
-        f'#!/bin/bash\n[ "$1" = --version ] || {{ {before}; }}\nexec {shlex.quote(str(importer))} "$@"\n'
+        f'#!/bin/bash\n[ "$1" != --version ] || exec {shlex.quote(str(importer))} "$@"\n'
+        f'{before}\n{shlex.quote(str(importer))} "$@" || exit\n{after}\n'
     )
     executable(mine, program)
     return nsys

@@ -157,7 +157,9 @@ def test_inner_workers_of_an_engine_have_ranks_of_their_own(job):
     assert [one["nsys"] for one in first["inner"]] == ["", ""], "not selected"
     assert all(one["nsys"] for one in second["inner"])
     reports = sorted(
-        path.relative_to(node_dir).as_posix() for path in node_dir.glob("inplace/nsight/vllm_tp_worker/*/*")
+        path.relative_to(node_dir).as_posix()
+        for path in node_dir.glob("inplace/nsight/vllm_tp_worker/*/*")
+        if path.suffix != ".qdstrm"  # lies beside the report where nsys's importer failed at its end
     )
     assert reports == sorted(
         f"inplace/nsight/vllm_tp_worker/rank{one['ours']}/vllm_tp_worker_rank{one['ours']}_step3-4_n1_{one['pid']}.nsys-rep"

@@ -15,7 +15,7 @@ import pytest
 from tests import real_nsys
 from tests.hung import hung
 from tests.needs import need
-from tests.nsys_stand_in import hanging_nsys
+from tests.nsys_stand_in import hanging_nsys, slow_nsys
 from tests.waits import poll, wait_until
 
 from rlprof_ops.backends.nsight.nsys_cli import find_importer
@@ -224,6 +224,34 @@ def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(ns
     assert named in phase.done and len(phase.done) == 2  # the other one fits no open window
     contents = look(node / named)
     assert (contents.steps, contents.pids) == ({7}, {trainer})
+    assert drain_steps.recover(node, say=quiet).done == ()
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("folder", ["tmp", "inplace/nsight/policy_worker/rank0"])
+@pytest.mark.parametrize("left", ["all", "half"])
+def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, folder, left):
+    """nsys 2023.4 keeps both where its importer fails, also after it has written the whole report."""
+    breaks = "exit 1" if left == "all" else 'truncate -s 20000 "$4"; exit 1'
+    (node / folder).mkdir(parents=True, exist_ok=True)
+    name = "policy_worker_rank0_step3-4_n1_7"
+    argv = real_nsys.command(
+        node / folder / name, run=[sys.executable, "-c", TRAINER.replace("60", "0"), "3", "4"]
+    )
+    argv[0] = str(slow_nsys(tmp_path / "nsys", after=breaks))
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(argv, env=env, capture_output=True, timeout=180, check=True)
+    assert {path.name for path in (node / folder).iterdir()} == {f"{name}.nsys-rep", f"{name}.qdstrm"}
+
+    phase = drain_steps.recover(node, say=quiet)
+
+    assert not phase.failed
+    [report] = node.rglob("*.nsys-rep")
+    home = "profiles/nsight/policy_worker/rank0"
+    assert report == node / (home if folder == "tmp" else folder) / f"{name}.nsys-rep"
+    assert phase.done == ((f"{home}/{name}.nsys-rep",) if folder == "tmp" or left == "half" else ())
+    assert look(report).steps == {1, 2, 3, 4}
+    assert [path.name for path in node.rglob("*.qdstrm*")] == [f"{name}.qdstrm.imported"]
     assert drain_steps.recover(node, say=quiet).done == ()
 
 

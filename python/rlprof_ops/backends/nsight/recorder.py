@@ -149,14 +149,15 @@ class StoppingSession:
                     raise
                 time.sleep(_LONGEST_PAUSE_S)
             return target
-        if target.is_file():
-            return target
-        elsewhere = nsys_cli.generated_path(stdout)
-        if elsewhere and os.path.isfile(elsewhere):
-            return Path(elsewhere)
-        raw = nsys_cli.generated_path(stdout, nsys_cli.RAW_SUFFIX)
-        if raw and os.path.isfile(raw):
-            return self._imported(Path(raw))
+        said = nsys_cli.generated_path(stdout)
+        report = target if target.is_file() else Path(said) if said else None
+        raw = Path(nsys_cli.generated_path(stdout, nsys_cli.RAW_SUFFIX) or os.devnull)
+        if raw.is_file():
+            if report is None or nsys_cli.check(report).state != OK:
+                return self._imported(raw)
+            raw.unlink()  # the importer failed when it had written all of the report
+        if report is not None and report.is_file():
+            return report
         raise CaptureError(
             f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}"
         )

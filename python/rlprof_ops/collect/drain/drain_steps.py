@@ -299,8 +299,9 @@ def recover(
     tree.
 
     Names come from the open windows in this node's events when exactly one fits, else the file keeps its own
-    name under `profiles/nsight/unknown/`. `done` are paths relative to the node folder. What does not import
-    stays where it is.
+    name under `profiles/nsight/unknown/`. Raw captures below `inplace/` become reports there. `done` are
+    paths relative to the node folder, those of `inplace/` as they will be in the run folder. What does not
+    import stays where it is.
     """
     started = time.monotonic()
     done, failed = recover_tree(
@@ -308,6 +309,7 @@ def recover(
         "tmp",
         until=started + deadline_s,
         hard=started + most_s,
+        in_place="inplace",
         unclosed=event_logs.unclosed(event_logs.read_node(Path(node_dir) / "events")),
     )
     return _phase("recover", started, done, failed, say)

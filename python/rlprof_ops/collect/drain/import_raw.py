@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rlprof_ops.backends import report_names
+from rlprof_ops.backends import OK, report_names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
@@ -29,10 +29,11 @@ _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
 def recover_tree(
-    root: Path, folder: str, *, until: float, unclosed: _Unclosed, hard: float = 0.0
+    root: Path, folder: str, *, until: float, unclosed: _Unclosed, hard: float = 0.0, in_place: str = ""
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative
-    to `root`.
+    to `root`. In the folder `in_place` reports stay where they are, and those of raw captures come beside
+    them.
 
     Finished reports go first, by a rename, so that no importer that hangs can cost one of them; then raw
     captures are imported, several at once. A raw capture that was imported gets the suffix `.imported`, so
@@ -41,7 +42,7 @@ def recover_tree(
     """
     try:
         with ContainedDir(root) as tree:
-            return _Recovery(tree, root, until, max(until, hard), list(unclosed)).run(folder)
+            return _Recovery(tree, root, until, max(until, hard), list(unclosed), in_place).run(folder)
     except OSError as error:
         return [], [(folder, reason_of(error))]
 
@@ -50,35 +51,62 @@ class _Recovery:
     """One run over a folder; its methods may be called by several threads."""
 
     def __init__(
-        self, tree: ContainedDir, root: Path, until: float, hard: float, unclosed: _Unclosed
+        self, tree: ContainedDir, root: Path, until: float, hard: float, unclosed: _Unclosed, in_place: str
     ) -> None:
         self._tree, self._root, self._unclosed = tree, root, unclosed
+        self._in_place = in_place
         self._until, self._hard = until, hard
         self._lock = threading.Lock()
+        self._halves: set[str] = (
+            set()
+        )  # reports that were not written to their end, beside their raw captures
         self._done: list[str] = []
         self._failed: list[tuple[str, str]] = []
 
     def run(self, folder: str) -> tuple[list[str], list[tuple[str, str]]]:
-        sizes = {
-            path: found.st_size
-            for path, found in self._tree.files(folder)
-            if found.st_size and path.endswith((nsys_cli.RAW_SUFFIX, nsys_cli.SUFFIX))
-        }
+        sizes = self._found(folder)
+        if self._in_place:
+            beside = self._found(self._in_place)
+            raws = {path for path in beside if path.endswith(nsys_cli.RAW_SUFFIX)}
+            sizes |= {path: size for path, size in beside.items() if path in raws or _raw_of(path) in raws}
         real = os.path.realpath(self._root)
         busy = processes.writers(frozenset(f"{real}/{path}" for path in sizes))
         for path in [path for path in sizes if f"{real}/{path}" in busy]:
             del sizes[path]  # under its final name it would count as finished
             self._failed.append((path, "it is still being written"))
-        reports = [path for path in sizes if path.endswith(nsys_cli.SUFFIX)]
-        named = [path for path in reports if _named_place(path) is not None]
+        reports = {path for path in sizes if path.endswith(nsys_cli.SUFFIX)}
+        raws = sizes.keys() - reports
+        # An importer that failed at its very end leaves both, and one that failed before half of a report.
+        for report in {path for path in reports if _raw_of(path) in raws}:
+            if nsys_cli.check(self._root / report).state == OK:
+                raws.remove(raw := _raw_of(report))
+                self._guarded(lambda path: self._tree.rename(path, path + _IMPORTED), raw)
+            else:
+                reports.remove(report)
+                self._halves.add(report)
+        reports = {path for path in reports if not self._is_in_place(path)}
+        named = sorted(path for path in reports if _named_place(path) is not None)
         for path in named:
             self._guarded(self._bring_home, path)
         # To look inside a report takes nsys, which may hang: it gets a part of the time, and not looked at
         # they come home too.
         looked_until = time.monotonic() + self._left() * _LOOK_SHARE
-        self._each(lambda path: self._bring_home(path, looked_until), sorted(set(reports) - set(named)))
-        self._each(self._import_one, sorted(set(sizes) - set(reports), key=lambda path: sizes[path]))
+        self._each(lambda path: self._bring_home(path, looked_until), sorted(reports.difference(named)))
+        self._each(self._import_one, sorted(raws, key=lambda path: sizes[path]))
+        for path in sorted(self._halves):
+            if not self._is_in_place(path):
+                self._guarded(self._bring_home, path)
         return sorted(self._done), self._failed
+
+    def _found(self, folder: str) -> dict[str, int]:
+        return {
+            path: found.st_size
+            for path, found in self._tree.files(folder)
+            if found.st_size and path.endswith((nsys_cli.RAW_SUFFIX, nsys_cli.SUFFIX))
+        }
+
+    def _is_in_place(self, path: str) -> bool:
+        return bool(self._in_place) and path.startswith(f"{self._in_place}/")
 
     def _left(self) -> float:
         return max(0.0, self._until - time.monotonic())
@@ -107,7 +135,16 @@ class _Recovery:
             raise ExportFailed("the deadline came before its turn")
         budget_s = max(min(_FIRST_S, most_s), self._left())
         report = _import(self._tree, self._root, path, budget_s, most_s)
-        self._put(report, _named_place(path) or _place(path, self._window_of(report, self._until)))
+        half = path.removesuffix(nsys_cli.RAW_SUFFIX) + nsys_cli.SUFFIX
+        if self._is_in_place(path):
+            self._tree.rename(report, half)  # the sync takes it from there
+            self._done.append(half.replace(self._in_place, "profiles", 1))
+        else:
+            self._put(report, _named_place(path) or _place(path, self._window_of(report, self._until)))
+            if half in self._halves:
+                self._tree.unlink(half)
+        with self._lock:
+            self._halves.discard(half)
         self._tree.rename(path, path + _IMPORTED)
 
     def _put(self, report: str, target: str) -> None:
@@ -141,6 +178,10 @@ class _Recovery:
             if window is not None:
                 self._unclosed.remove(window)
         return window
+
+
+def _raw_of(report: str) -> str:
+    return report.removesuffix(nsys_cli.SUFFIX) + nsys_cli.RAW_SUFFIX
 
 
 def _named_place(path: str) -> str | None:
