@@ -88,6 +88,24 @@ def test_each_report_is_judged_by_its_contents(reports, tmp_path):
     assert manifest.captures[2].reason.startswith("nsys cannot read it: ")
 
 
+@pytest.mark.parametrize("left", ["none", "half", "all"])
+def test_a_raw_capture_beside_its_report_is_recovered_after_a_program_without_a_job(reports, tmp_path, left):
+    """nsys 2023.4 keeps both where its importer fails."""
+    [raw] = (reports / "raw").glob("*.qdstrm")
+    whole = (reports / "whole.nsys-rep").read_bytes()
+    job = RunFolder(tmp_path / "local-1-logs", REQUEST)
+    job.worker("policy_worker", 0, last_step=10)
+    written = {"none": b"", "half": whole[:-5], "all": whole}[left]
+    report = job.report("nsight", "policy_worker", 0, 3, 5, data=written).relative_to(job.root)
+    job.file(report.with_suffix(".qdstrm"), raw.read_bytes())
+
+    manifest = harvest(job.write())
+
+    [first, *_] = manifest.captures
+    assert (first.state, first.report) == ("ok" if left == "all" else "recovered", str(report))
+    assert not first.more_reports and len(manifest.reports) == 1
+
+
 def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path, monkeypatch):
     [raw] = (reports / "raw").glob("*.qdstrm")
     job = RunFolder(

@@ -33,12 +33,12 @@ def recover_tree(
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative
     to `root`. In the folder `in_place` reports stay where they are, and those of raw captures come beside
-    them.
+    them. Either may be empty: none.
 
     Finished reports go first, by a rename, so that no importer that hangs can cost one of them; then raw
-    captures are imported, several at once. A raw capture that was imported gets the suffix `.imported`, so
-    that a second run does nothing. `until` is in monotonic seconds, and so is `hard`, until which an importer
-    may go on that makes progress.
+    captures are imported, several at once. A raw capture that was imported gets the suffix `.imported`, or is
+    removed `in_place`, so that a second run does nothing. `until` is in monotonic seconds, and so is `hard`,
+    until which an importer may go on that makes progress.
     """
     try:
         with ContainedDir(root) as tree:
@@ -64,7 +64,7 @@ class _Recovery:
         self._failed: list[tuple[str, str]] = []
 
     def run(self, folder: str) -> tuple[list[str], list[tuple[str, str]]]:
-        sizes = self._found(folder)
+        sizes = self._found(folder) if folder else {}
         if self._in_place:
             beside = self._found(self._in_place)
             raws = {path for path in beside if path.endswith(nsys_cli.RAW_SUFFIX)}
@@ -80,7 +80,7 @@ class _Recovery:
         for report in {path for path in reports if _raw_of(path) in raws}:
             if nsys_cli.check(self._root / report).state == OK:
                 raws.remove(raw := _raw_of(report))
-                self._guarded(lambda path: self._tree.rename(path, path + _IMPORTED), raw)
+                self._guarded(self._put_aside, raw)
             else:
                 reports.remove(report)
                 self._halves.add(report)
@@ -145,7 +145,14 @@ class _Recovery:
                 self._tree.unlink(half)
         with self._lock:
             self._halves.discard(half)
-        self._tree.rename(path, path + _IMPORTED)
+        self._put_aside(path)
+
+    def _put_aside(self, raw: str) -> None:
+        """So that a second run does not import it. Beside reports it goes, as nsys would have removed it."""
+        if self._is_in_place(raw):
+            self._tree.unlink(raw)
+        else:
+            self._tree.rename(raw, raw + _IMPORTED)
 
     def _put(self, report: str, target: str) -> None:
         """Under its name, or that name with a number when another report has it: none is ever replaced."""

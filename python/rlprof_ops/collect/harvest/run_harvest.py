@@ -94,13 +94,14 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
     notes: list[str] = []
     failures: list[tuple[str, str]] = []
     until = time.monotonic() + _RECOVER_BUDGET_S
+    # Without a supervisor nsys writes where reports are kept.
+    found = [recover_tree(Path(run.root), "", in_place="profiles", until=until, unclosed=[])]
     for node in sorted({log.node for log in observed.logs} | set(observed.records) | set(observed.nodes)):
         if "/" in node or node in ("", ".", "..") or run.stat(f"nodes/{node}/tmp") is None:
             continue
-        logs = [log for log in observed.logs if log.node == node]
-        done, failed = recover_tree(
-            Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=event_logs.unclosed(logs)
-        )
+        unclosed = event_logs.unclosed([log for log in observed.logs if log.node == node])
+        found.append(recover_tree(Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=unclosed))
+    for done, failed in found:
         for path in done:
             run.write_atomic(
                 f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape")
