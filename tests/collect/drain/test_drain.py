@@ -242,6 +242,11 @@ def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, fol
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run(argv, env=env, capture_output=True, timeout=180, check=True)
     assert {path.name for path in (node / folder).iterdir()} == {f"{name}.nsys-rep", f"{name}.qdstrm"}
+    os.utime(node / folder / f"{name}.nsys-rep", (1e9, 1e9))
+    (tmp_path / "run").mkdir()
+    syncer = Syncer(node, tmp_path / "run", "n1")
+    for _ in range(2):  # it comes home before the drain, unless it is in `tmp`
+        syncer.pass_()
 
     phase = drain_steps.recover(node, say=quiet)
 
@@ -254,6 +259,9 @@ def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, fol
     aside = [f"{name}.qdstrm.imported"] if folder == "tmp" else []
     assert [path.name for path in node.rglob("*.qdstrm*")] == aside
     assert drain_steps.recover(node, say=quiet).done == ()
+    assert syncer.pass_(last=True).failed == []
+    [copy] = (tmp_path / "run").rglob("*.nsys-rep")
+    assert copy.read_bytes() == report.read_bytes()
 
 
 @pytest.mark.nsys

@@ -15,6 +15,7 @@ from rlprof_ops.backends import OK, report_names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
+from rlprof_ops.collect.sync.copy_bytes import copy_in_kernel
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.host.foreign import reason_of
@@ -137,7 +138,7 @@ class _Recovery:
         report = _import(self._tree, self._root, path, budget_s, most_s)
         half = path.removesuffix(nsys_cli.RAW_SUFFIX) + nsys_cli.SUFFIX
         if self._is_in_place(path):
-            self._tree.rename(report, half)  # the sync takes it from there
+            self._write_over(half, report)
             self._done.append(half.replace(self._in_place, "profiles", 1))
         else:
             self._put(report, _named_place(path) or _place(path, self._window_of(report, self._until)))
@@ -146,6 +147,16 @@ class _Recovery:
         with self._lock:
             self._halves.discard(half)
         self._put_aside(path)
+
+    def _write_over(self, half: str, report: str) -> None:
+        """In the same file: another one of its name would come home beside a half that was sent before."""
+        source, out = self._tree.open_read(report), self._tree.open_write(half, os.O_CREAT)
+        try:
+            os.truncate(out, copy_in_kernel(source, out))
+        finally:
+            os.close(source)
+            os.close(out)
+        self._tree.unlink(report)
 
     def _put_aside(self, raw: str) -> None:
         """So that a second run does not import it. Beside reports it goes, as nsys would have removed it."""
