@@ -42,8 +42,8 @@ BUDGET = {
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 3042,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures (115)
     "window": 971,  # 700; and windows inside a step, why one could not be (3), an end beside another one (3)
-    "trainers": 3792,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, phases (12), own ranks
-    "runtime": 3452,  # 2,000; ranks of a launcher or trainer, Ray tasks, groups, requests, arrivals (137)
+    "trainers": 3805,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
+    "runtime": 3475,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, tasks in tasks (23)
     "rayenv": 750,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap, --rank
     "collect": 3577,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3783,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)

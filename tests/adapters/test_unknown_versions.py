@@ -53,6 +53,10 @@ FOLLOWED = (
         "verl.utils.profiler.profile": {"DistProfiler": ("annotate",)},
         "verl.utils.profiler.performance": {"": ("_timer",)},
         "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
+        "verl.workers.engine.automodel.transformer_impl": {"AutomodelEngineWithLMHead": ("forward_step",)},
+        "verl.workers.engine.fsdp.transformer_impl": {"FSDPEngineWithLMHead": ("forward_step",)},
+        "verl.workers.engine.megatron.transformer_impl": {"MegatronEngineWithLMHead": ("forward_step",)},
+        "verl.workers.engine.torchtitan.transformer_impl": {"TorchTitanEngineWithLMHead": ("forward_step",)},
         "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
         "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("_compute_metrics",)},
         "verl.experimental.fully_async_policy.detach_utils": {"": ("assemble_batch_from_rollout_samples",)},
@@ -184,6 +188,8 @@ class BusyProfiler:
         return False
 
     def stop_step(self, step: int | None = None) -> None: ...
+
+    def visit(self) -> None: ...
 
     def range(self, name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

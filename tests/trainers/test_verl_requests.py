@@ -42,7 +42,8 @@ CAPTURES: list[dict[str, Any]] = [
     # not in the steps of torch, which writes a trace of the engine for seconds: nothing opens meanwhile
     {**HOST, "workers": ["rollout"], "steps": "2, 4", "at": "gen+3s", "for": "1s"},
     {**HOST, "workers": ["actor"], "steps": "3, 5", "at": "old_log_prob", "for": "1s"},
-    {"backend": "torch", "workers": ["actor"], "steps": "3, 5", "at": "update_actor", "for": "300ms"},
+    {"backend": "torch", "workers": ["actor"], "steps": "3", "at": "update_actor", "for": "300ms"},
+    {"backend": "torch", "workers": ["actor"], "steps": "5", "at": "update_actor+500ms", "for": "300ms"},
 ]
 Tasks = dict[str, list[tuple[float, float]]]  # begin and end of each call of a method, Unix seconds
 
@@ -166,21 +167,22 @@ def test_a_window_of_torch_or_memory_holds_its_second(
         assert capture.taken_s == pytest.approx((at_s, at_s + 1), abs=WITHIN_S)
 
 
-def test_torch_ends_with_the_actors_task_and_holds_nothing_else(job: LocalJob, tasks: Tasks, tmp_path: Path):
-    """No task of the actor begins or ends in its update: what was asked for 0.3 s is all of the update."""
+def test_torch_begins_and_ends_inside_the_actors_update(job: LocalJob, tasks: Tasks, tmp_path: Path):
+    """The update is one task of Ray's; in it torch begins and ends around forward passes."""
     captures = windows(job.run, "torch", "actor")
     assert [each.start for each in captures] == [3, 5]
-    for capture in captures:
+    for capture, at_s in zip(captures, (0, 0.5), strict=True):
         assert capture.state == "ok" and capture.report is not None, capture.reason
         begin_s, end_s = tasks["actor_rollout_update_actor"][capture.start - 1]
         held = held_by("torch", job.run / capture.report, tmp_path)
-        print(f"{capture.id}: holds {held.first_s - begin_s:.3f} to {held.last_s - begin_s:.3f} s")
-        assert begin_s <= held.first_s <= begin_s + WITHIN_S
-        assert held.last_s <= end_s
-        assert capture.taken_s == pytest.approx((0, held.last_s - begin_s), abs=WITHIN_S)
+        seen = held.first_s - begin_s, held.last_s - begin_s
+        print(f"{capture.id}: holds {seen} s of {end_s - begin_s:.3f} s, manifest {capture.taken_s}")
+        assert seen == pytest.approx((at_s, at_s + 0.3), abs=WITHIN_S)
+        assert capture.taken_s == pytest.approx((at_s, at_s + 0.3), abs=WITHIN_S)
         with gzip.open(job.run / capture.report) as packed:
             names = [event["name"] for event in json.load(packed)["traceEvents"]]
-        assert sum(name.startswith("Optimizer.step") for name in names) == UPDATES
+        assert sum(name.startswith("Optimizer.step") for name in names) < UPDATES
+        assert any(name.startswith("aten::") for name in names)
 
 
 def windows(run: Path, backend: str, worker: str) -> list[CaptureResult]:

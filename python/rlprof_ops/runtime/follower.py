@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
+from rlprof_ops.runtime.process.place import Place, here
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -34,7 +36,7 @@ class Follower:
         self._clock = clock
         self._nvtx = nvtx
         self._lock = threading.RLock()
-        self._busy = 0
+        self._running: Counter[Place] = Counter()  # how many tasks where
         self._step = 0
         self._told = 0  # the step that windows inside steps know of
         self._watching = False
@@ -43,28 +45,36 @@ class Follower:
         """`with follower.task("update_actor"):` around one piece of work that the driver asked for."""
         return Task(self, name)
 
-    def begin(self) -> None:
-        """A task begins: take the clock's step."""
+    def begin(self) -> Place:
+        """A task begins: take the clock's step. Returns where it does, for `end`."""
+        place = here()
         with self._lock:
             before = self._step
-            self._busy += 1
+            self._running[place] += 1
             self._sync()
-            self._visit_parts()
+            self.visit()
             if not self._watching and (self.profiler.any_open or self.profiler.has_parts(self._step)):
                 self._watching = True
                 threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
         if self._step != before:  # who watches opens windows beside it
             self.profiler.prepare_parts(self._step)
+        return place
 
-    def end(self) -> None:
+    def end(self, begun: Place) -> None:
+        """A task ends that began there."""
         with self._lock:
-            self._visit_parts()
-            self._busy -= 1
+            self.visit()
+            self._running[begun] -= 1
+            if not self._running[begun]:
+                del self._running[begun]
 
-    def _visit_parts(self) -> None:
-        """A task begins or ends: no other one runs while torch is started or stopped."""
-        if self._busy == 1:
-            self.profiler.visit_parts()
+    def visit(self) -> None:
+        """A task begins or ends, or a piece of its work: no other one runs while torch is started or stopped,
+        but those around it.
+        """
+        with self._lock:
+            if self._running.keys() == {here()}:
+                self.profiler.visit_parts()
 
     def _sync(self) -> None:
         if self._clock is None or self.profiler.closed or self.profiler.leads:
@@ -108,7 +118,7 @@ class Follower:
                 parts = self.profiler.has_parts(self._step)
                 if parts:
                     self._tell_parts()
-                if self._busy == 0:
+                if not self._running:
                     self.profiler.visit_parts(opens=False)
                     if self.profiler.any_open:
                         self._sync()
@@ -120,7 +130,7 @@ class Follower:
 class Task:
     """One piece of work: a range of the session, and of the captures that this process takes itself."""
 
-    __slots__ = ("_follower", "_name", "_range", "_token")
+    __slots__ = ("_begun", "_follower", "_name", "_range", "_token")
 
     def __init__(self, follower: Follower, name: str) -> None:
         self._follower = follower
@@ -128,7 +138,7 @@ class Task:
 
     def __enter__(self) -> None:
         follower = self._follower
-        follower.begin()
+        self._begun = follower.begin()
         self._range = follower.profiler.range(self._name)
         self._range.__enter__()
         self._token = follower._nvtx.start(self._name) if follower._nvtx is not None else None
@@ -138,7 +148,7 @@ class Task:
         if self._token is not None and follower._nvtx is not None:
             follower._nvtx.end(self._token)
         self._range.__exit__(kind, error, traceback)
-        follower.end()
+        follower.end(self._begun)
 
 
 class _Made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import sys
@@ -73,12 +72,22 @@ def begin_task(label: str, /, *_: object, **__: object) -> Any:
     return found
 
 
-def asyncio_task() -> Any:
-    """The task of the event loop that runs in this thread; None without one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
+def piece(trainer: str) -> Watch:
+    """Each call is a piece of a task's work: torch's windows inside the step may open and close around it."""
+    return Watch(trainer, _piece_begins, _piece_ended)
+
+
+def _piece_begins(*_: object, **__: object) -> Any:
+    from rlprof_ops.runtime import follower
+
+    following = follower.follow()
+    if following is not None:
+        following.visit()
+    return following
+
+
+def _piece_ended(following: Any, _: object) -> None:
+    following.visit()
 
 
 def decorated_tasks(trainer: str) -> Intercept:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from types import ModuleType
 from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, caller_locals, expect, follow
 from rlprof_ops.runtime.process.launchers import as_a_rank
+from rlprof_ops.runtime.process.place import here
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers import sample_versions
-from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, decorated_tasks
+from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
 TRAINER = "AReaL"
 # Where AREAL_SPMD_MODE is set, its launchers start the loop once for each rank: there it is no controller.
@@ -47,11 +47,11 @@ class _Loop(LeadingLoop):
         if isinstance(global_step, int):
             self.lead(*_leading())
             if self.begin_step(global_step + 1):
-                self.place = _place()
+                self.place = here()
 
     def phase(self, name: str) -> Any:
         """A timer of the step that has begun; None for one that is not the step's."""
-        return super().phase(name) if self.place == _place() else None
+        return super().phase(name) if self.place == here() else None
 
 
 _LOOP = _Loop()
@@ -100,10 +100,6 @@ def _local_worker_starts(
     return (as_a_rank(worker, int(told["--worker-index"]), argv), *others), named
 
 
-def _place() -> tuple[int, Any]:
-    return threading.get_ident(), asyncio_task()
-
-
 def _leading() -> tuple[str, int, int]:
     """The worker, the rank and the number of ranks that this process leads as."""
     if os.environ.get("AREAL_SPMD_MODE", "").lower() not in ("1", "true"):
@@ -136,6 +132,6 @@ def _trained(actor: Any, data: Any, *_: object, **__: object) -> None:
 
 
 def _timer_begins(_: object, key: str, *__: object, **___: object) -> Any:
-    if _LOOP.step is None or _LOOP.place == _place():
+    if _LOOP.step is None or _LOOP.place == here():
         _LOOP.begin(*caller_locals("global_step"))
     return _LOOP.phase(key)

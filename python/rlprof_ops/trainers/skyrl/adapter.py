@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.place import asyncio_task
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers import sample_versions
-from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, task
+from rlprof_ops.trainers.tasks import LeadingLoop, task
 
 TRAINER = "SkyRL"
 # By the beginning of the class name; of a class of the user's, by that of its bases.

@@ -21,9 +21,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow, safely
+from rlprof_ops.runtime.process.place import asyncio_task
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers import sample_versions
-from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, begin_task, decorated_tasks, task
+from rlprof_ops.trainers.tasks import LeadingLoop, begin_task, decorated_tasks, piece, task
 
 _CLASSES = {
     "ActorRolloutRefWorker": "actor",
@@ -51,6 +52,14 @@ _HELPERS = (
     "message_queue",
     "task_runner",
 )
+# An update is one task of seconds to minutes, of which the forward pass of a micro-batch is a piece. VeOmni's
+# engine is FSDP's.
+_ENGINES = {
+    "verl.workers.engine.automodel.transformer_impl": "AutomodelEngineWithLMHead",
+    "verl.workers.engine.fsdp.transformer_impl": "FSDPEngineWithLMHead",
+    "verl.workers.engine.megatron.transformer_impl": "MegatronEngineWithLMHead",
+    "verl.workers.engine.torchtitan.transformer_impl": "TorchTitanEngineWithLMHead",
+}
 # The roles of a colocated process, most telling first.
 _ROLES = (
     ("actor", "actor"),
@@ -145,6 +154,8 @@ def install(name: str, module: ModuleType) -> None:
         follow(attribute(module, "PPOTrainer"), "_compute_metrics", Watch("verl", _trained))
     elif name == "verl.experimental.fully_async_policy.detach_utils":
         follow(module, "assemble_batch_from_rollout_samples", Intercept("verl", finish=_assembled))
+    elif name in _ENGINES:
+        follow(attribute(module, _ENGINES[name]), "forward_step", piece("verl"))
     elif name == "verl.workers.engine_workers":
         worker = attribute(module, "ActorRolloutRefWorker")
         sends = "update_weights" if hasattr(worker, "update_weights") else "wake_up"  # verl 0.7.0
