@@ -84,7 +84,7 @@ def test_a_job_has_skyrls_steps_phases_roles_ranks_and_losses(tmp_path: Path):
     environment()
     knobs = {"RLPROF_STEPS": "3", "RLPROF_WORKERS": "*", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
 
-    job = LocalJob.take("skyrl", tmp_path / "job", STEPS, 500, ["sync"], **knobs)
+    job = LocalJob.take("skyrl", tmp_path / "job", STEPS, 900, ["sync"], **knobs)
 
     own, told = logged(job.output), heard(job.run)
     hold_against(own, told)
@@ -105,7 +105,7 @@ def test_a_job_has_skyrls_steps_phases_roles_ranks_and_losses(tmp_path: Path):
 
     alone = runs.trainer_run("skyrl", work=tmp_path, steps=STEPS)
     done = subprocess.run(
-        alone.argv, env=alone.environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300
+        alone.argv, env=alone.environment(), cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     losses = {step: row["loss"] for step, row in own.items()}
     assert losses == {step: row["loss"] for step, row in logged(done.stdout).items()}

@@ -64,7 +64,7 @@ def test_a_job_has_slimes_steps_phases_roles_ranks_and_losses(which: str, tmp_pa
     argv = [*run.argv[:2], str(LOOP), str(STEPS), which]
     knobs = {"RLPROF_STEPS": "3", "RLPROF_WORKERS": "*", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
 
-    job = LocalJob.take("skyrl", tmp_path / "job", STEPS, 500, env=env, argv=argv, **knobs)
+    job = LocalJob.take("skyrl", tmp_path / "job", STEPS, 900, env=env, argv=argv, **knobs)
 
     own, told = logged(job.output), heard(job.run)
     assert sorted(told) == sorted(own) == list(range(1, STEPS + 1)), job.output[-6000:]
@@ -93,7 +93,7 @@ def test_a_job_has_slimes_steps_phases_roles_ranks_and_losses(which: str, tmp_pa
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     losses = re.findall(r"loss \d+: \S+", job.output)
     assert sorted(losses) == sorted(re.findall(r"loss \d+: \S+", alone.stdout)) and len(losses) == STEPS
