@@ -28,7 +28,7 @@ class Profiled:
         self.closed: list[OpenWindow] = []
         self._opening_s = opening_s
         windows = [Window(step, step + 1) for step in range(1, steps)]
-        self.gate = PartGate(windows, part, 0.0, self._open, self._close, self._missed, at_ranges)
+        self.gate = PartGate(windows, part, lambda: 0.0, self._open, self._close, self._missed, at_ranges)
 
     def _open(self, window: OpenWindow) -> None:
         time.sleep(self._opening_s)
@@ -55,6 +55,23 @@ def test_a_window_opens_and_closes_at_its_time() -> None:
     profiled.gate.enter(3)  # not asked for
     profiled.gate.enter(1)  # once more
     assert profiled.told == ["opened", "closed"] and not profiled.gate.waiting
+
+
+def test_how_early_a_window_opens_is_asked_when_it_is_to() -> None:
+    profiled = Profiled(StepPart(3.0, None, 0.1))
+    asked_s: list[float] = []
+
+    def lead_s() -> float:
+        asked_s.append(time.monotonic())
+        return 1.5
+
+    profiled.gate.lead_s = lead_s
+    began_s = time.monotonic()
+    profiled.gate.enter(1)
+    wait_until(lambda: profiled.closed, seconds=30)
+    assert len(asked_s) == 1 and asked_s[0] >= began_s + 0.9
+    assert profiled.closed[0].taken_s[0] >= 1.4
+    profiled.gate.leave(1)
 
 
 def test_a_window_counts_from_the_first_begin_of_its_phase() -> None:

@@ -121,10 +121,17 @@ class Captures:
             capture.gate = PhaseGate(spec.steps.windows(), on_open, on_close)
             self._phased.append(capture)
         elif spec.part is not None:
-            lead_s = float(getattr(taker, "lead_s", 0.0))
             missed = capture.delivery.failed
             at_ranges = backends.get(spec.backend).parts_at_ranges
-            capture.gate = PartGate(spec.windows(), spec.part, lead_s, on_open, on_close, missed, at_ranges)
+            capture.gate = PartGate(
+                spec.windows(),
+                spec.part,
+                lambda: float(getattr(taker, "lead_s", 0.0)),
+                on_open,
+                on_close,
+                missed,
+                at_ranges,
+            )
             self._parts.append(capture.gate)
         else:
             capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
@@ -356,8 +363,6 @@ class Captures:
             capture.target = capture.delivery.target(window)
             capture.taker.open(capture.target)
             window.opened_s = float(getattr(capture.taker, "collects_s", 0.0)) or time.monotonic()
-            if isinstance(capture.gate, PartGate):
-                capture.gate.lead_s = float(getattr(capture.taker, "lead_s", 0.0))
             if why := window.too_late(window.opened_s, window.opened_s - begins_s, busy):
                 self._discard(capture.taker, window)
                 raise CaptureError(why)

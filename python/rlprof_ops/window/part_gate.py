@@ -17,21 +17,22 @@ from rlprof_ops.window.gate import OnClose, OnOpen, OpenWindow, StepGate
 from rlprof_ops.words import did_you_mean, duration
 
 OnMissed = Callable[[OpenWindow, str], None]
+_LEAD_KNOWN_S = 2.0  # before a window how long before it has to be opened is asked: that changes
 _MOST_PHASES = 50  # of a step, in the answer to one that never began
 
 
 class PartGate(StepGate):
     """One window in each asked step, at a time from the begin of the step or of a phase in it.
 
-    `lead_s`: how long before it holds anything a window has to be opened. `on_missed`: a window could not be,
-    and why. `at_ranges`: it opens and closes in `visit` alone, or when the step ends.
+    `lead_s()`: how long before it holds anything a window has to be opened now. `on_missed`: a window could
+    not be, and why. `at_ranges`: it opens and closes in `visit` alone, or when the step ends.
     """
 
     def __init__(
         self,
         windows: Sequence[Window],
         part: StepPart,
-        lead_s: float,
+        lead_s: Callable[[], float],
         on_open: OnOpen,
         on_close: OnClose,
         on_missed: OnMissed,
@@ -212,7 +213,7 @@ class _InsideStep:
         opens_s = begin_s + part.after_s
         if part.length_s is not None:
             self._closes_s = opens_s + part.length_s
-        if self._ended_before(opens_s - gate.lead_s):
+        if self._ended_before(opens_s - _LEAD_KNOWN_S) or self._ended_before(opens_s - gate.lead_s()):
             before_at = f"{self._how_it_ended()}, before {part.at}"
             self._miss(before_at if self._ended_s < opens_s else self._too_late(self._ended_s))
             return

@@ -4,6 +4,7 @@ something.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 def test_the_next_window_begins_as_early_as_the_last_one_took(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes_s: float, least: float
 ) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setenv("RLPROF_NSYS", str(answering_nsys(tmp_path, start=f"sleep {takes_s}")))
     recorder = NsysSessionRecorder("s", SimpleNamespace(options={"t": "nvtx"}, flags=()))
     assert recorder.lead_s == 0.45
@@ -27,3 +29,13 @@ def test_the_next_window_begins_as_early_as_the_last_one_took(
     assert least <= recorder.lead_s <= min(1.5, max(0.45, 0.75 * (returned_s - called_s)))
     # not since the pause that whole steps wait for
     assert called_s + takes_s <= recorder.collects_s <= returned_s - 0.2
+
+
+@pytest.mark.parametrize(("load", "lead_s"), [(4.0, 0.45), (22.0, 0.66), (40.0, 1.2), (400.0, 1.5)])
+def test_a_first_window_begins_as_early_as_others_want_the_processors(
+    monkeypatch: pytest.MonkeyPatch, load: float, lead_s: float
+) -> None:
+    recorder = NsysSessionRecorder("s", SimpleNamespace(options={"t": "nvtx"}, flags=()))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 1000.0, 1000.0))
+    assert recorder.lead_s == pytest.approx(lead_s)

@@ -25,6 +25,9 @@ from rlprof_ops.words import limit
 # of a window was lost on a busy machine, and once all of a window of 10 ms.
 _SETTLE_S = 0.2
 _LEAD_S, _LONGEST_LEAD_S = 0.45, 1.5
+# It takes 0.13 s of processor time, most of it in the session's agent, which reads the kernel's symbols
+# whatever was asked for (2023.4); the rest of a start is waiting for a processor.
+_S_A_LOAD = 0.06  # of the load of each processor, by 64 starts at loads of 13 to 46 on two
 _LIST_TIMEOUT_S = 10.0
 GPU_METRICS_TURN = "gpu-metrics"
 _NICE = 10
@@ -36,10 +39,6 @@ class NsysSessionRecorder:
     """One window after another of one session. `open` and `close` raise `CaptureError`."""
 
     suffix = nsys_cli.SUFFIX
-    # `nsys start` collects 0.1 to 0.26 s after its call, 0.37 to 0.56 s where twenty others want two cores.
-    # Where the last one took longer the next one is called earlier, by three quarters of that: from half to
-    # the whole of it again is then less than half a second off, up to 2 s.
-    lead_s = _LEAD_S
 
     def __init__(
         self, session: str, spec: Options, env: Mapping[str, str] | None = None, pid: int = 0
@@ -53,7 +52,21 @@ class NsysSessionRecorder:
         self._target: Path | None = None
         self._metrics: NodeTurn | None = None
         self._adopted = False
+        self._took_s = 0.0  # the last start
         self.collects_s = 0.0  # by the monotonic clock, since when the open window holds something
+
+    @property
+    def lead_s(self) -> float:
+        """How long before it is to hold anything a window is to be opened now, in seconds.
+
+        `nsys start` collects 0.1 to 0.26 s after its call where little else runs. Where the last one took
+        longer it is called earlier by three quarters of that: from half to the whole of it again is then less
+        than half a second off, up to 2 s.
+        """
+        least_s = max(_LEAD_S, 0.75 * self._took_s)
+        with contextlib.suppress(OSError):  # nobody tells the load
+            least_s = max(least_s, _S_A_LOAD * os.getloadavg()[0] / (os.cpu_count() or 1))
+        return min(least_s, _LONGEST_LEAD_S)
 
     def open(self, target: Path) -> None:
         target = Path(os.path.abspath(target))  # nsys runs in another folder
@@ -69,7 +82,7 @@ class NsysSessionRecorder:
             self._give_back()
             raise
         self._target, self.collects_s = target, time.monotonic()
-        self.lead_s = min(max(_LEAD_S, 0.75 * (self.collects_s - called_s)), _LONGEST_LEAD_S)
+        self._took_s = self.collects_s - called_s
         time.sleep(_SETTLE_S)
 
     def size_bytes(self) -> int:
