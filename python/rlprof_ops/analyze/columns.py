@@ -5,11 +5,12 @@ nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, fields, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
@@ -24,8 +25,14 @@ KERNEL, MEMCPY, MEMSET = 0, 1, 2
 NO_VALUE = -1
 
 
-@dataclass(frozen=True)
-class Spans:
+class Table(Struct, frozen=True):
+    """Columns of one length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
+
+
+class Spans(Table, frozen=True):
     """Intervals on host threads: `name` codes into `Trace.names`, `track` codes into `Trace.tracks`."""
 
     start: Ints  # (n,) nanoseconds
@@ -33,16 +40,12 @@ class Spans:
     name: Codes
     track: Codes
 
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def end(self) -> Ints:
         return self.start + self.duration
 
 
-@dataclass(frozen=True)
-class Shaped(Spans):
+class Shaped(Spans, frozen=True):
     """The operators whose work their shapes tell, once more: `shape` codes into `Trace.shapes`."""
 
     shape: Codes
@@ -53,15 +56,13 @@ class Shaped(Spans):
         return Shaped(times, times, codes, codes, codes)
 
 
-@dataclass(frozen=True)
-class Launches(Spans):
+class Launches(Spans, frozen=True):
     """Calls of the CUDA or HIP runtime and driver; `correlation` is -1 where the call names none."""
 
     correlation: Ints
 
 
-@dataclass(frozen=True)
-class GpuSpans(Spans):
+class GpuSpans(Spans, frozen=True):
     """Work on a GPU: `device` and `stream` say where it ran, `track` for which process (-1: the only one)."""
 
     kind: npt.NDArray[np.uint8]  # KERNEL, MEMCPY, MEMSET
@@ -72,8 +73,7 @@ class GpuSpans(Spans):
     collective: Codes  # index into Trace.collectives, -1 where none
 
 
-@dataclass(frozen=True)
-class MemorySamples:
+class MemorySamples(Table, frozen=True):
     """What the allocator reported: torch's `[memory]` instants or nsys's memory-usage events."""
 
     time: Ints
@@ -82,12 +82,8 @@ class MemorySamples:
     allocated_bytes: Ints
     reserved_bytes: Ints
 
-    def __len__(self) -> int:
-        return len(self.time)
 
-
-@dataclass(frozen=True)
-class MetricSamples:
+class MetricSamples(Table, frozen=True):
     """What a GPU's own counters said: `share` of a peak, which holds for the time since the sample before, in
     order of GPU, metric and time. `gpu` codes into `Origin.metered`, `metric` into what
     `readers.nsys_metrics` keeps.
@@ -98,17 +94,13 @@ class MetricSamples:
     metric: Codes
     share: npt.NDArray[np.float64]
 
-    def __len__(self) -> int:
-        return len(self.time)
-
     @staticmethod
     def none() -> MetricSamples:
         codes = np.empty(0, np.int32)
         return MetricSamples(np.empty(0, np.int64), codes, codes, np.empty(0, np.float64))
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """What a communication kernel says of itself; sizes in bytes of the whole message, -1 where unknown."""
 
     op: str
@@ -122,8 +114,7 @@ class Collective:
     members: str = ""  # its ranks in the world it belongs to, "0,1,2"; "" where untold
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where and when a trace was taken, as far as the file itself says."""
 
     kind: str  # "torch" or "nsys"
@@ -142,8 +133,7 @@ class Origin:
     details: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """One report as columns.
 
     `ranges` are the named ranges of the application (NVTX, `record_function`), `ops` the framework's
@@ -189,7 +179,7 @@ class Trace:
         return replace(self, origin=origin)
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Table)
 Integer = TypeVar("Integer", np.int32, np.int64, np.uint8)
 Value = TypeVar("Value", bound=Hashable)
 
@@ -219,7 +209,7 @@ def join(table: type[T], parts: list[Part]) -> T:
     the sum.
     """
     columns = {}
-    for column in (f.name for f in fields(table)):  # type: ignore[arg-type]
+    for column in table.__struct_fields__:
         pieces = [part.pop(column) for part in parts]
         dtype = DTYPES[column]
         columns[column] = np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
@@ -228,7 +218,7 @@ def join(table: type[T], parts: list[Part]) -> T:
 
 def take(table: T, index: Column | slice) -> T:
     """The rows of a table that `index` (positions or a mask) selects."""
-    return type(table)(**{f.name: getattr(table, f.name)[index] for f in fields(table)})  # type: ignore[arg-type]
+    return type(table)(*(getattr(table, column)[index] for column in table.__struct_fields__))
 
 
 _FEW_CODES = 1 << 16

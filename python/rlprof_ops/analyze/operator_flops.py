@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Shape
 
@@ -40,8 +41,7 @@ ELEMENT_BYTES = {
 Moved = list[tuple[int, int]]  # (input whose type it has, elements)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """What one call does. `size_bytes`: its inputs and results, once each; None where a type is unknown."""
 
     inputs: str
@@ -50,8 +50,7 @@ class Work:
     size_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(Struct, frozen=True):
     """The inputs of a call; `first` of the two that are multiplied, `causal` the one that says so, if any."""
 
     dims: list[list[int]]

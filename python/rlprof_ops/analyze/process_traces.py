@@ -5,9 +5,9 @@ into one report, and numbers launches anew in every process.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.columns import NO_VALUE, Codes, Flags, Spans, Trace, join, take
 from rlprof_ops.analyze.readers.spill import release

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("msgspec")
+from msgspec.structs import replace
 from tests.analyze.as_data import data_of
 from tests.analyze.causes.loops import Loop, usual_loop
 
@@ -53,7 +54,7 @@ def first_without_clocks(loop: Loop) -> tuple[dict[str, Any], dict[str, Any]]:
     apart = []
     for s in loop.summaries():
         host = "n1" if s.report.worker == "rollout" else "n0"
-        apart.append(replace(s, host=host, report=replace(s.report, host=host)))
+        apart.append(replace(s, host=host, report=dataclasses.replace(s.report, host=host)))
     answer = data_of(build(Path("/nonexistent"), [s.report for s in apart], apart))
     assert answer["clocks"]["residual_ns"] is None
     return answer["findings"][0], answer

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +12,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
 import numpy as np
+from msgspec.structs import replace
 from tests.bench.stragglers import NOISES, simulate
 
 from rlprof_ops.analyze.causes.significance import quantile
@@ -143,7 +144,10 @@ def test_noise_alone_names_no_node(noise: str, ranks: int, steps: int) -> None:
 
 def of_nodes(slow: set[int], ranks: int, ranks_a_node: int) -> list[tuple[str | None, int]]:
     rows = noisy(5, ranks, 8, 2.0, dict.fromkeys(slow, 25.0))
-    placed = [replace(row, rank=replace(row.rank, host=f"n{row.rank.rank // ranks_a_node}")) for row in rows]
+    placed = [
+        replace(row, rank=dataclasses.replace(row.rank, host=f"n{row.rank.rank // ranks_a_node}"))
+        for row in rows
+    ]
     return [(row.node, row.rank) for row in stragglers(placed, 0)]
 
 
@@ -188,7 +192,7 @@ def test_a_slow_rank_of_a_stage_and_a_slow_node_of_several_stages_are_named() ->
     assert row.excess_ns == pytest.approx(25 * MS, rel=0.1)
     # two stages of eight on four nodes: ranks 2, 3, 10, 11 are on one of them
     rows = [
-        replace(row, rank=replace(row.rank, host=f"n{row.rank.rank % 8 // 2}"))
+        replace(row, rank=dataclasses.replace(row.rank, host=f"n{row.rank.rank % 8 // 2}"))
         for row in staged(dict.fromkeys((2, 3, 10, 11), 25.0), 2)
     ]
     [row] = stragglers(rows, 0, in_stages(rows, 2))

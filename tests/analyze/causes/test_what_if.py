@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import median, median_low
 
 import pytest
@@ -13,6 +13,7 @@ pytest.importorskip("numpy")
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.analyze.causes.loops import Key, Loop, usual_loop
 
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
@@ -211,7 +212,7 @@ def test_generation_beside_training_is_no_link_of_its_chain() -> None:
                 loop.work[step, worker, "both", rank] = [length + 1000 * rank + 10 * step]
                 loop.wait[step, worker, "both", rank] = 1000
     merged = loop.merged()
-    merged = replace(merged, steps=tuple(_named(row) for row in merged.steps))
+    merged = dataclasses.replace(merged, steps=tuple(_named(row) for row in merged.steps))
     found = windows(merged)
     assert saved(found, faster("generation", 0.2)) == 0
     assert saved(found, faster("train", 0.2)) == pytest.approx(100_200, rel=0.01)
@@ -233,7 +234,7 @@ def test_short_calls_do_not_span_what_ran_between_them() -> None:
                 key = (step, workers[0], phase, rank)
                 loop.work[key], loop.wait[key] = [600_000 if phase == "train" else 13_000], 1000
     merged = loop.merged()
-    merged = replace(merged, steps=tuple(map(_called_twice, merged.steps)))
+    merged = dataclasses.replace(merged, steps=tuple(map(_called_twice, merged.steps)))
     for chain in chains(merged, windows(merged)):
         assert [link.phase for link in chain.links] == ["call", "train", "call"]
         assert [link.duration_ns for link in chain.links] == [13_000, 600_000, 13_000]

@@ -4,7 +4,6 @@ as plain json with exact decimals, which shares no code with either.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from decimal import ROUND_HALF_UP, Decimal
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Collective, Trace
 from rlprof_ops.analyze.operator_flops import COUNTED
@@ -179,12 +179,12 @@ def assert_same(one: object, other: object) -> None:
     if isinstance(one, str) or isinstance(other, str) or isinstance(one, Collective):
         assert one == other
         return
-    assert type(one) is type(other) and dataclasses.is_dataclass(one)
-    for field in dataclasses.fields(one):
-        mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if dataclasses.is_dataclass(mine):
+    assert type(one) is type(other) and isinstance(one, Struct)
+    for field in one.__struct_fields__:
+        mine, theirs = getattr(one, field), getattr(other, field)
+        if isinstance(mine, Struct):
             assert_same(mine, theirs)
         elif isinstance(mine, np.ndarray):
-            assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs), field.name
+            assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs), field
         else:
-            assert mine == theirs, field.name
+            assert mine == theirs, field

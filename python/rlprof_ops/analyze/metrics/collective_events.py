@@ -5,9 +5,10 @@ came last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.columns import Collective, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.kernel_names import communicates
@@ -19,8 +20,7 @@ _POINT_TO_POINT = ("send", "recv", "coalesced")
 _WORLD = "default_pg"  # as torch describes the group of all ranks
 
 
-@dataclass(frozen=True)
-class CollectiveEvents:
+class CollectiveEvents(Struct, frozen=True):
     """All collective events of one kind in one trace: kernels on a GPU where there are any, else ranges on
     the host.
     """

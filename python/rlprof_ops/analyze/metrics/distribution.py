@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.report_model import DurationSpread
@@ -16,8 +16,7 @@ MEDIAN, P90, P99 = 500, 900, 990  # ‰
 _POINTS = np.array([*range(25, 1000, 25), P99, 1000], np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """Some durations: all of them, or where they are many the smallest that `_POINTS` of them do not exceed.
 
     What one trace says of its own quantiles is exact; those of several are within 2.5 % of the calls.

@@ -15,9 +15,9 @@ ProfilerStep.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from rlprof_ops.analyze.columns import (
@@ -45,8 +45,7 @@ def synchronises(name: str) -> bool:
     return _SYNCHRONISES.search(name) is not None
 
 
-@dataclass(frozen=True)
-class GpuUnions:
+class GpuUnions(Struct, frozen=True):
     """The unions that every window's times are read from."""
 
     compute: Union
@@ -107,8 +106,7 @@ def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
     return IdleSplit(*map(sum, zip(*map(astuple, splits), strict=True)))
 
 
-@dataclass(frozen=True)
-class IdleCauses:
+class IdleCauses(Struct, frozen=True):
     """The idle time of a GPU in [start, end), what `busy` leaves free, as disjoint unions by cause."""
 
     busy: Union
@@ -127,8 +125,7 @@ class IdleCauses:
         return np.stack([*parts, idle - parts[0] - parts[1] - parts[2]], axis=1)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """What the host side of a trace says of the gaps on its GPUs: made once a trace."""
 
     launches: LaunchIndex

@@ -5,15 +5,14 @@ rounded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Ints
 
 
-@dataclass(frozen=True, eq=False)
-class Union:
+class Union(Struct, frozen=True, eq=False):
     """Disjoint half-open intervals in order: the union of any set of intervals.
 
     With `covered(t) = |union ∩ (-∞, t)|`, the length inside a window [a, b) is `covered(b) - covered(a)`, so
@@ -128,8 +127,7 @@ def without(a: Union, b: Union) -> Union:
     return common(a, b.gaps(int(a.start[0]), int(a.end[-1])))
 
 
-@dataclass(frozen=True, eq=False)
-class Stretches:
+class Stretches(Struct, frozen=True, eq=False):
     """Stretches of time of many rows in one table: a call for all rows instead of one a row."""
 
     row: Ints  # (n,) in order

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, LaunchIndex, Trace, codes_where, distinct
 from rlprof_ops.analyze.kernel_names import communicates
@@ -21,8 +21,7 @@ TOP = 4000  # names of a phase that a summary carries: what is cut here is in no
 _ROWS = 1 << 17
 
 
-@dataclass(frozen=True, slots=True)
-class NameTotal:
+class NameTotal(Struct, frozen=True):
     """All calls of one kernel or operator in one phase of one trace."""
 
     phase: str
@@ -125,8 +124,7 @@ def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...
     return totals(trace.ops.name, trace.ops.duration, began, trace.names, segments)
 
 
-@dataclass(frozen=True)
-class CollectiveTotal:
+class CollectiveTotal(Struct, frozen=True):
     """All calls of one collective on one communicator in one trace.
 
     `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md):

@@ -5,9 +5,9 @@ range of a phase may end long before its work does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.columns import Ints, Trace
 from rlprof_ops.analyze.metrics.kernels import launch_moments

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Spans, Trace, distinct
 from rlprof_ops.analyze.metrics.intervals import Union, union
@@ -29,8 +29,7 @@ _WITHIN = re.compile(
 MAX_SEGMENTS = 400  # drawn a step; every sum is taken of the whole
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One training step as a process saw it. `marked`: a range said so; otherwise it is the whole capture,
     which holds `count` steps (None: nothing tells how many), or what its repeated phases tell.
     """
@@ -42,8 +41,7 @@ class Step:
     count: int | None = 1
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """A stretch of a step that belongs to one phase; segments of a step never overlap."""
 
     step: int

@@ -8,9 +8,9 @@ the GPU is busy, so that no gap is cut in two and every gap is judged with the w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Flags, GpuSpans, Ints, Trace, take
 from rlprof_ops.analyze.metrics.gpu_time import Host, gpu_unions, idle_causes
@@ -23,8 +23,7 @@ _EARLIEST, _LATEST = -(1 << 62), 1 << 62
 Window = tuple[int, int]  # [start, end)
 
 
-@dataclass(frozen=True)
-class GpuWindows:
+class GpuWindows(Struct, frozen=True):
     """One GPU: its whole time, first work to last, and then each window that was asked for."""
 
     device: int
@@ -119,6 +118,4 @@ def _stretches(gpu: GpuSpans, chosen: Ints | None, count: int) -> Iterator[tuple
 
 
 def _joined(a: GpuSpans, b: GpuSpans) -> GpuSpans:
-    return GpuSpans(
-        **{f.name: np.concatenate((getattr(a, f.name), getattr(b, f.name))) for f in fields(GpuSpans)}
-    )
+    return GpuSpans(**{f: np.concatenate((getattr(a, f), getattr(b, f))) for f in GpuSpans.__struct_fields__})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.metrics.gpu_work.counters import CounterSeries
 from rlprof_ops.analyze.metrics.intervals import Union, union

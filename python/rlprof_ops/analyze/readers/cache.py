@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +47,7 @@ _TABLES: dict[str, type[Spans | MemorySamples | MetricSamples]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
     "metrics": MetricSamples, "shaped": Shaped,
 }  # fmt: skip
-_COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
+_COLUMNS = tuple(dict.fromkeys(c for table in _TABLES.values() for c in table.__struct_fields__))
 _LATEST = 1 << 62  # ns; a later time is none
 
 
@@ -130,7 +130,7 @@ def store(trace: Trace, report: Path, source_digest: str, *, alone: bool = False
                 for first in range(0, len(table), _GROUP_ROWS):
                     rows = slice(first, first + _GROUP_ROWS)
                     absent = np.zeros(min(_GROUP_ROWS, len(table) - first), np.int64)
-                    has = {f.name for f in fields(table)}
+                    has = table.__struct_fields__
                     columns = [
                         pa.array(getattr(table, c)[rows] if c in has else absent.astype(DTYPES[c]))
                         for c in _COLUMNS
@@ -200,7 +200,7 @@ def _load(path: Path, source_digest: str | None) -> Found:
 
     def table(name: str, kind: type[Table]) -> Table:
         """The next table of the file; they stand in it in the order of `_TABLES`."""
-        wanted, rows = [f.name for f in fields(kind)], rest.rows[name]
+        wanted, rows = kind.__struct_fields__, rest.rows[name]
         if rows == 0:
             return kind(**{c: np.empty(0, DTYPES[c]) for c in wanted})
         parts = Parts()
@@ -237,7 +237,7 @@ def _check(trace: Trace) -> None:
         if table == "metrics":
             codes |= {"gpu": len(trace.origin.metered), "metric": len(KEPT)}
         part = getattr(trace, table)
-        for column in (f.name for f in fields(part)):
+        for column in part.__struct_fields__:
             values = getattr(part, column)
             if not len(values):
                 continue

@@ -5,11 +5,11 @@ optional.
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.columns import (
     KERNEL,

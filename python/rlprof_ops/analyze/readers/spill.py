@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Mapping, Sized
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Spans, join
+from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Spans, Table, join
 
 BLOCK_ROWS = 1 << 17  # rows of a table that are held in memory; shorter tables never touch the disk
-T = TypeVar("T", bound=Sized)
+T = TypeVar("T", bound=Table)
 
 
 class Parts:
@@ -90,8 +89,8 @@ def in_order(table: T) -> T:
     if len(start) < 2 or bool((start[1:] >= start[:-1]).all()):
         return table
     order = np.argsort(start, kind="stable")
-    for column in fields(table):  # type: ignore[arg-type]
-        values = getattr(table, column.name)
+    for column in table.__struct_fields__:
+        values = getattr(table, column)
         values[:] = values[order]
         release(table)
     return table
@@ -108,15 +107,15 @@ def rows_named(table: Spans, chosen: Flags) -> Ints:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def release(*tables: Sized) -> None:
+def release(*tables: Table) -> None:
     """Takes the pages of spilled columns out of this process's memory; what is read again comes back from
     the file.
     """
     for table in tables:
         if len(table) < BLOCK_ROWS:  # none of it is in a file
             continue
-        for column in fields(table):  # type: ignore[arg-type]
-            owner: object = getattr(table, column.name)
+        for column in table.__struct_fields__:
+            owner: object = getattr(table, column)
             while isinstance(owner, np.ndarray):
                 owner = owner.base
             if isinstance(owner, memoryview):

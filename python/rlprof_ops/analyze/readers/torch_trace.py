@@ -5,8 +5,9 @@ layout.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from rlprof_ops.analyze import collecting
 from rlprof_ops.analyze.columns import (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -51,8 +55,7 @@ class Rank:
         return f"{self.worker} rank {self.rank}" + (f" (pid {self.pid})" if self.told_apart else "")
 
 
-@dataclass(frozen=True)
-class RankStep:
+class RankStep(Struct, frozen=True):
     """One step of one rank, its times aligned; of several reports the most complete one."""
 
     rank: Rank
@@ -67,7 +70,7 @@ class RankStep:
     source: str  # the report's path
     collectives_seen: bool
     devices: int = 1  # GPUs of its process, whose times `gpu` and `idle` are the sums of
-    gpus: UsedGpus = field(default_factory=UsedGpus)  # of its process
+    gpus: UsedGpus = msgspec.field(default_factory=UsedGpus)  # of its process
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
     count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
     captured: Union | None = None  # what of it the reports cover, where its marks do not tell
@@ -165,7 +168,9 @@ def merge(
         (s.host for s in summaries),
         probes,
     )
-    ranks = [replace(rank, index=i) for i, rank in enumerate(sorted({rank_of(s) for s in summaries}))]
+    ranks = [
+        dataclasses.replace(rank, index=i) for i, rank in enumerate(sorted({rank_of(s) for s in summaries}))
+    ]
     known = {rank: rank for rank in ranks}
     told: dict[tuple[Rank, int], list[tuple[tuple[bool, int, int, bool], Summary, StepTime]]] = {}
     for summary in summaries:
@@ -256,7 +261,8 @@ def _namesakes(summaries: Sequence[Summary]) -> tuple[str, ...]:
 
 def _by_its_file(summary: Summary) -> Summary:
     report = summary.report
-    return replace(summary, report=replace(report, worker=f"{report.worker} ({report.path})"))
+    named = dataclasses.replace(report, worker=f"{report.worker} ({report.path})")
+    return replace(summary, report=named)
 
 
 P = TypeVar("P", PhaseTime, Segment)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
 from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal
@@ -20,8 +21,7 @@ from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit, MemoryPeak
 from rlprof_ops.analyze.run.identity import ReportFile
 
 
-@dataclass(frozen=True)
-class DeviceTimes:
+class DeviceTimes(Struct, frozen=True):
     """One GPU over the whole capture, as one process used it. `busy`: when, where the GPU's UUID is known, so
     that processes that share it can be put together.
     """
@@ -37,8 +37,7 @@ class DeviceTimes:
     busy: Union | None = None
 
 
-@dataclass(frozen=True)
-class PhaseTime:
+class PhaseTime(Struct, frozen=True):
     """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that
     nothing hid; `pipeline_ns`: of that, transfers between the stages of a pipeline. `when`: all of its
     stretches, however many.
@@ -55,8 +54,7 @@ class PhaseTime:
     pipeline_ns: int = 0
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(Struct, frozen=True):
     """One step on one rank, or a window of `count` steps that no mark tells apart (None: nobody knows how
     many); with several GPUs in the process the GPU's times are their sum.
     """
@@ -70,8 +68,7 @@ class StepTime:
     count: int | None = 1
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """What one process did, as one report tells. `told_apart`: another process has the same worker and rank,
     so that it is named with its pid.
     """
@@ -127,8 +124,7 @@ class Summary:
         )
 
 
-@dataclass(frozen=True)
-class Unread:
+class Unread(Struct, frozen=True):
     """A report that could not be read: one line in the answer, not its end."""
 
     report: ReportFile

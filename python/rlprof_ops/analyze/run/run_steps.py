@@ -5,11 +5,11 @@ denominator and time before or after a rank's own part of a step is time in no p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.metrics.intervals import union
 

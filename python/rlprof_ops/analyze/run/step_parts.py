@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.metrics.gpu_time import sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.intervals import merged

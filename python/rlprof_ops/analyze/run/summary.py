@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from rlprof_ops.analyze.columns import Spans, Trace, distinct, join
 from rlprof_ops.analyze.metrics.call_paths import call_paths

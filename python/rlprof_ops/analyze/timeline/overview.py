@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Coder, Codes, Ints, Trace, codes_where
 from rlprof_ops.analyze.kernel_names import communicates
@@ -28,8 +28,7 @@ MAX_BINS = 1000
 LANES = 8
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """Slices of one track of a rank: non-overlapping within a lane, names as text codes of the part."""
 
     track: str
@@ -39,8 +38,7 @@ class Row:
     name: Codes
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """What one report adds to the overview."""
 
     report: ReportFile

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import MEMCPY, Trace, distinct
 from rlprof_ops.analyze.kernel_names import copies
@@ -18,8 +18,7 @@ _DIRECTION = re.compile(
 _PLAIN = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "Peer": "PtoP"}
 
 
-@dataclass(frozen=True)
-class CopyTotal:
+class CopyTotal(Struct, frozen=True):
     """All copies of one direction in one phase of one trace.
 
     `known_ns` is the time of those whose size is known, `known_bytes` what they moved: the rate is of these.

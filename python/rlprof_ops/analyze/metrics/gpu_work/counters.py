@@ -8,10 +8,10 @@ stand, and straight between.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import KERNEL, Ints, Trace, distinct
 from rlprof_ops.analyze.kernel_names import kernel_class
@@ -23,8 +23,7 @@ _LOST = 10  # usual distances of samples, beyond which nothing was sampled betwe
 Sums = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class CounterSeries:
+class CounterSeries(Struct, frozen=True):
     """One metric of one GPU: the integral of its share from the first sample to each of `time` (ns), and how
     much of that time was sampled.
     """
@@ -44,8 +43,7 @@ class CounterSeries:
         return parts[0], parts[1]
 
 
-@dataclass(frozen=True)
-class ClassCounter:
+class ClassCounter(Struct, frozen=True):
     """One metric while kernels of one kind ran on one GPU; of kernels beside each other both count."""
 
     kernel_class: str

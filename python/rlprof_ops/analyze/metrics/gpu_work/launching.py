@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Codes, Ints, LaunchIndex, Trace, distinct
 from rlprof_ops.analyze.metrics.distribution import Distribution, by_key, merged_distribution
@@ -28,8 +28,7 @@ _NEVER = 1 << 62
 _VERSION = re.compile(r"_v\d{4,}\w*$")  # of a call, in what nsys writes
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchTotal:
+class LaunchTotal(Struct, frozen=True):
     """All calls of one name in one phase of one trace that launched work.
 
     `shorter`: calls whose work, all that they launched, took less time than the call itself.
@@ -44,8 +43,7 @@ class LaunchTotal:
     work: Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLength:
+class QueueLength(Struct, frozen=True):
     """How many launches waited on one stream, from the first call to the last start: mean and shares by
     time.
     """
@@ -60,8 +58,7 @@ class QueueLength:
     full_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class NameDurations:
+class NameDurations(Struct, frozen=True):
     """The durations of all calls of one kernel in one phase of one trace."""
 
     phase: str
@@ -69,8 +66,7 @@ class NameDurations:
     durations: Distribution
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(Struct, frozen=True):
     """The calls of a trace that launched work, in order of their rows; `first` piece, time of all pieces."""
 
     row: Ints

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Codes, Ints, Trace, distinct
 
 MOST = 200  # of a step
 
 
-@dataclass(frozen=True)
-class LongKernels:
+class LongKernels(Struct, frozen=True):
     """Kernels and copies in order of their begin; `name` codes into `names`. Columns, so that they pass
     between processes at no cost.
     """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import Trace, distinct
 from rlprof_ops.analyze.metrics.gpu_work.launching import Launched
@@ -15,8 +14,7 @@ from rlprof_ops.analyze.operator_flops import Work, work_of
 MOST_ROWS = 500  # of a trace, those that take longest
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTotal:
+class OperatorTotal(Struct, frozen=True):
     """All calls of one operator that do the same, in one phase of one trace; those that launched nothing, or
     only a graph that holds others, are not in it.
     """

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from rlprof_ops.analyze.columns import Trace, distinct, take
 from rlprof_ops.analyze.metrics.gpu_time import gpu_unions
@@ -24,8 +24,7 @@ UNTOLD = -1
 _PIPELINE = re.compile(r"pipeline|(?<![a-z])pp(?![a-z])", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class PipelineTime:
+class PipelineTime(Struct, frozen=True):
     """All of one phase of one trace, over its steps and GPUs. `waiting_ns`: nothing ran but transfers between
     stages, `waits` has it by step; `idle_ns`: nothing at all. `stage` is the rank's place in its pipeline,
     `UNTOLD` where `members` (their ranks) are.

@@ -13,9 +13,9 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rlprof_ops.analyze.columns import MEMCPY, Ints, LaunchIndex, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.intervals import union
@@ -40,8 +40,7 @@ _PREFILLS = re.compile(r"batch_?prefill|prefill_?(attention|kernel)|context_atte
 _LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """What an engine says of one pass: its kind, the requests that it decodes, and its tokens, -1 untold."""
 
     kind: str
@@ -49,8 +48,7 @@ class Pass:
     prefilled: int = -1
 
 
-@dataclass(frozen=True)
-class ServingTotal:
+class ServingTotal(Struct, frozen=True):
     """GPU work of one kind in one phase of one trace; `count` is of passes, kernels or graphs, by what tells
     it. `decoding` (requests) and `prefilled` (tokens) are sums over the passes; `batch`: requests decoded at
     a time, over the phase.

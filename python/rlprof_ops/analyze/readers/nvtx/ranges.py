@@ -6,12 +6,11 @@ import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Spans, Track, join
+from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Spans, Table, Track, join
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.spill import Parts, in_order
 
@@ -32,8 +31,7 @@ _CUT = "coalesce(substr(text, 1, coalesce({})), text)".format(
 _PLAIN, _NCCL, _OURS = 0, 1, 2  # what kind of domain a range is of
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(Table, frozen=True):
     """Ranges as they were read: `duration` is the end, -1 where the range was still open."""
 
     start: Ints
@@ -41,9 +39,6 @@ class _Rows:
     name: Codes
     track: Codes
     kind: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 def nvtx(
