@@ -5,6 +5,7 @@ nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ Shape = tuple[str, str, str]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 NO_VALUE = -1
+FEW_ROWS = 1 << 16  # of a table, with which what several metrics ask of it is kept
 
 
 class Table(Struct, frozen=True):
@@ -56,10 +58,19 @@ class Shaped(Spans, frozen=True):
         return Shaped(times, times, codes, codes, codes)
 
 
-class Launches(Spans, frozen=True):
+class Launches(Spans, frozen=True, dict=True):
     """Calls of the CUDA or HIP runtime and driver; `correlation` is -1 where the call names none."""
 
     correlation: Ints
+
+    @property
+    def index(self) -> LaunchIndex:
+        """Kept where there are few calls: memory does not grow with the trace."""
+        return self._index if len(self) < FEW_ROWS else LaunchIndex(self)
+
+    @cached_property
+    def _index(self) -> LaunchIndex:
+        return LaunchIndex(self)
 
 
 class GpuSpans(Spans, frozen=True):
@@ -133,7 +144,7 @@ class Origin(Struct, frozen=True):
     details: dict[str, str] = field(default_factory=dict)
 
 
-class Trace(Struct, frozen=True):
+class Trace(Struct, frozen=True, dict=True):
     """One report as columns.
 
     `ranges` are the named ranges of the application (NVTX, `record_function`), `ops` the framework's
@@ -156,6 +167,11 @@ class Trace(Struct, frozen=True):
     events: int = 0
     damaged: int = 0
     truncated: str = ""
+
+    @cached_property
+    def asked_for(self) -> Ints:
+        """When each piece of GPU work was asked for: see `metrics.kernels.launch_moments`."""
+        return self.launches.index.asked_for(self.gpu, slice(None))
 
     def shift(self, offset_ns: int) -> Trace:
         """The same trace, all times later by `offset_ns`; the columns are changed in place, so the old
@@ -275,6 +291,7 @@ class LaunchIndex:
         known = launches.correlation
         self.order = None if bool((known[1:] >= known[:-1]).all()) else np.argsort(known, kind="stable")
         self.known = known if self.order is None else known[self.order]
+        self.start = launches.start
 
     def rows(self, correlation: Ints) -> Ints:
         """(n,) row of the call for each of n correlations, -1 where none is in the trace."""
@@ -283,3 +300,8 @@ class LaunchIndex:
         place = np.minimum(np.searchsorted(self.known, correlation), len(self.known) - 1)
         found = (self.known[place] == correlation) & (correlation > 0)
         return np.where(found, place if self.order is None else self.order[place], -1)
+
+    def asked_for(self, gpu: GpuSpans, part: slice | Ints) -> Ints:
+        """When some rows of GPU work were launched; where no call is known, when they ran."""
+        row, own = self.rows(gpu.correlation[part]), gpu.start[part]
+        return np.where(row >= 0, self.start[np.maximum(row, 0)], own) if len(self.known) else own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from pathlib import Path
@@ -47,6 +48,7 @@ def report(
     for path in targets:  # before hours of reading
         own_files.check_ours(path)
     answer = answer_of(root, engine, jobs, cache, quiet=form != "text", model=model)
+    gc.freeze()  # it stays until the end of the process, which would walk all of it again
     text = written(answer)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def host_of(trace: Trace, in_phase: Union | None) -> Host:
     rows = rows_named(trace.launches, codes_where(trace.names, synchronises))
     start = trace.launches.start[rows]
     calls = union(start, start + trace.launches.duration[rows])
-    return Host(LaunchIndex(trace.launches), trace.launches, calls, in_phase)
+    return Host(trace.launches.index, trace.launches, calls, in_phase)
 
 
 def idle_causes(gpu: GpuSpans, host: Host, busy: Union, start: int, end: int) -> IdleCauses:

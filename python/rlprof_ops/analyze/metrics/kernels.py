@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, LaunchIndex, Trace, codes_where, distinct
+from rlprof_ops.analyze.columns import FEW_ROWS, NO_VALUE, Codes, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.kernel_names import communicates
 from rlprof_ops.analyze.metrics.collective_events import communicator_of
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -101,15 +101,13 @@ def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal,
 
 def launch_moments(trace: Trace) -> Callable[[slice | Ints], Ints]:
     """When some rows of GPU work were asked for; where no launch is known, when they ran."""
-    index = LaunchIndex(trace.launches)
+    if len(trace.gpu) < FEW_ROWS:
+        return trace.asked_for.__getitem__
+    index = trace.launches.index
 
     def asked_for(part: slice | Ints) -> Ints:
         release(trace.gpu, trace.launches)
-        row = index.rows(trace.gpu.correlation[part])
-        own = trace.gpu.start[part]
-        return (
-            np.where(row >= 0, trace.launches.start[np.maximum(row, 0)], own) if len(trace.launches) else own
-        )
+        return index.asked_for(trace.gpu, part)
 
     return asked_for
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Ints, LaunchIndex, Spans, Trace
+from rlprof_ops.analyze.columns import Ints, Spans, Trace
 from rlprof_ops.analyze.metrics.gpu_time import synchronises
 from rlprof_ops.analyze.metrics.host_waits import meets
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -49,7 +49,7 @@ def find_stalls(trace: Trace, segments: Sequence[Segment]) -> tuple[Stall, ...]:
 def _gaps(trace: Trace, segments: Sequence[Segment]) -> list[tuple[Segment, int, int]]:
     """A gap ends with the work at its end; what was launched before it is the GPU's own affair."""
     starts, ends, rows = _long_gaps(trace)
-    launched = LaunchIndex(trace.launches).rows(trace.gpu.correlation[rows])
+    launched = trace.launches.index.rows(trace.gpu.correlation[rows])
     ordered = sorted(segments, key=lambda s: s.start)
     places = np.searchsorted(np.array([s.start for s in ordered], np.int64), ends, side="right") - 1
     found = []

@@ -14,7 +14,7 @@ from collections import defaultdict
 import numpy as np
 from msgspec import Struct
 
-from rlprof_ops.analyze.columns import Codes, Ints, LaunchIndex, Trace, distinct
+from rlprof_ops.analyze.columns import Codes, Ints, Trace, distinct
 from rlprof_ops.analyze.metrics.distribution import Distribution, by_key, merged_distribution
 from rlprof_ops.analyze.metrics.kernels import NameTotal, launch_moments, phase_codes
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -79,7 +79,7 @@ class Launched(Struct, frozen=True):
 
 def launched(trace: Trace) -> Launched:
     """The calls that launched work, and what each launched."""
-    gpu, index, calls = trace.gpu, LaunchIndex(trace.launches), min(len(trace.launches), MOST_LAUNCHES)
+    gpu, index, calls = trace.gpu, trace.launches.index, min(len(trace.launches), MOST_LAUNCHES)
     first, work = np.full(calls, _NEVER, np.int64), np.zeros(calls, np.int64)
     pieces, device, stream = (np.zeros(calls, np.int32) for _ in range(3))
     for begin in reversed(range(0, len(gpu), BLOCK_ROWS)):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from msgspec import Struct
 
-from rlprof_ops.analyze.columns import MEMCPY, Ints, LaunchIndex, Trace, codes_where, distinct
+from rlprof_ops.analyze.columns import MEMCPY, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.metrics.kernels import launch_moments, phase_codes
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -190,7 +190,7 @@ def _by_graphs(trace: Trace, segments: tuple[Segment, ...]) -> list[ServingTotal
     graphs = codes_where(trace.names, lambda name: _LAUNCHES_GRAPH.search(name) is not None)
     if not graphs.any() or not len(trace.launches):
         return []
-    index = LaunchIndex(trace.launches)
+    index = trace.launches.index
     mine = []
     for first in range(0, len(trace.gpu), _ROWS):
         row = index.rows(trace.gpu.correlation[first : first + _ROWS])
