@@ -27,14 +27,14 @@ NO_VALUE = -1
 FEW_ROWS = 1 << 16  # of a table, with which what several metrics ask of it is kept
 
 
-class Table(Struct, frozen=True):
+class Rows(Struct, frozen=True):
     """Columns of one length."""
 
     def __len__(self) -> int:
         return len(getattr(self, self.__struct_fields__[0]))
 
 
-class Spans(Table, frozen=True):
+class Spans(Rows, frozen=True):
     """Intervals on host threads: `name` codes into `Trace.names`, `track` codes into `Trace.tracks`."""
 
     start: Ints  # (n,) nanoseconds
@@ -84,7 +84,7 @@ class GpuSpans(Spans, frozen=True):
     collective: Codes  # index into Trace.collectives, -1 where none
 
 
-class MemorySamples(Table, frozen=True):
+class MemorySamples(Rows, frozen=True):
     """What the allocator reported: torch's `[memory]` instants or nsys's memory-usage events."""
 
     time: Ints
@@ -94,7 +94,7 @@ class MemorySamples(Table, frozen=True):
     reserved_bytes: Ints
 
 
-class MetricSamples(Table, frozen=True):
+class MetricSamples(Rows, frozen=True):
     """What a GPU's own counters said: `share` of a peak, which holds for the time since the sample before, in
     order of GPU, metric and time. `gpu` codes into `Origin.metered`, `metric` into what
     `readers.nsys_metrics` keeps.
@@ -195,7 +195,7 @@ class Trace(Struct, frozen=True, dict=True):
         return replace(self, origin=origin)
 
 
-T = TypeVar("T", bound=Table)
+T = TypeVar("T", bound=Rows)
 Integer = TypeVar("Integer", np.int32, np.int64, np.uint8)
 Value = TypeVar("Value", bound=Hashable)
 

@@ -12,10 +12,10 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Spans, Table, join
+from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Rows, Spans, join
 
 BLOCK_ROWS = 1 << 17  # rows of a table that are held in memory; shorter tables never touch the disk
-T = TypeVar("T", bound=Table)
+T = TypeVar("T", bound=Rows)
 
 
 class Parts:
@@ -107,7 +107,7 @@ def rows_named(table: Spans, chosen: Flags) -> Ints:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def release(*tables: Table) -> None:
+def release(*tables: Rows) -> None:
     """Takes the pages of spilled columns out of this process's memory; what is read again comes back from
     the file.
     """

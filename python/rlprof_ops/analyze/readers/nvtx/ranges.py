@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Spans, Table, Track, join
+from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Rows, Spans, Track, join
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.spill import Parts, in_order
 
@@ -31,7 +31,7 @@ _CUT = "coalesce(substr(text, 1, coalesce({})), text)".format(
 _PLAIN, _NCCL, _OURS = 0, 1, 2  # what kind of domain a range is of
 
 
-class _Rows(Table, frozen=True):
+class _Rows(Rows, frozen=True):
     """Ranges as they were read: `duration` is the end, -1 where the range was still open."""
 
     start: Ints
