@@ -93,6 +93,15 @@ def test_the_policy_alone_is_not_called_idle(tmp_path: Path) -> None:
     assert answer["findings"][0]["kind"] != "uncaptured"  # nothing is known of it, so it leads nothing
 
 
+def test_who_was_captured_and_marks_no_phase_is_not_called_uncaptured(tmp_path: Path) -> None:
+    """OpenRLHF's actors mark their phases, its reference model and servers of another kind none."""
+    silent = {worker: {s: ((100.0 * s, 100.0 * s + 100), {}) for s in (1, 2)} for worker in ("ref", "server")}
+    answer = answer_for(tmp_path, {"actor": loop("actor", [1, 2]), **silent})
+    [said] = texts(answer, "uncaptured")
+    assert "actor is in no phase and reports of ref and server have none" in said
+    assert "not captured" not in said and "Mark phases there with prof.range()" in said
+
+
 def test_one_worker_that_does_the_whole_loop_has_nobody_else_to_wait_for(tmp_path: Path) -> None:
     phases = {"generation": (100.0, 140.0), "train": (150.0, 190.0)}
     answer = answer_for(tmp_path, {"trainer": {1: ((100.0, 200.0), phases)}})

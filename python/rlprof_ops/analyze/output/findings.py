@@ -630,7 +630,9 @@ def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
     rows = [w for w in waits if not w.rank.is_controller and (not marking or w.rank.worker in marking)]
     if not rows:
         return []
-    found = [*_not_captured(rows, lengths)]
+    found = _not_captured(
+        rows, lengths, sorted({rank.worker for rank in merged.ranks if not rank.is_controller} - marking)
+    )
     lost, share = _a_step([w.unexplained_ns for w in rows], rows, lengths)
     if share < 2 * MIN_SHARE:
         return found
@@ -656,16 +658,24 @@ def _a_step(times: list[int], rows: Sequence[Waiting], lengths: Lengths) -> tupl
     return sum(times) / sum(lengths[w.rank, w.step][1] for w in rows), sum(times) / max(whole, 1)
 
 
-def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
-    """What cannot be said because a worker was not recorded: no cost, for nothing is known of it."""
+def _not_captured(rows: Sequence[Waiting], lengths: Lengths, silent: Sequence[str]) -> list[Finding]:
+    """What cannot be said because a worker was not recorded, or is one of the `silent`, which were and mark
+    no phase: no cost, for nothing is known of it.
+    """
     lost, share = _a_step([w.uncaptured_ns for w in rows], rows, lengths)
     if share < 2 * MIN_SHARE:
         return []
     workers = sorted({w.rank.worker for w in rows if w.uncaptured_ns})
     text = (
         f"For {duration(lost)} of a step ({percent(share)}) {' and '.join(workers)}"
-        f" {'is' if len(workers) == 1 else 'are'} in no phase while other workers were not captured:"
-        " whether this is idle time cannot be told. Capture all workers in the same steps."
+        f" {'is' if len(workers) == 1 else 'are'} in no phase "
+        + (
+            f"and reports of {' and '.join(silent)} have none: whether this is idle time cannot be told. Mark"
+            " phases there with prof.range(), and capture all workers in the same steps."
+            if silent
+            else "while other workers were not captured: whether this is idle time cannot be told. Capture"
+            " all workers in the same steps."
+        )
     )
     return [Finding("uncaptured", text, 0, workers[0] if workers else "")]
 
