@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.analyze.shared import kernel, mark, real, write_trace
 from tests.waits import wait_until
@@ -207,7 +208,7 @@ def hostile(trace: Trace, report: Path, how: str) -> None:
     else:
         values = getattr(trace.ranges, how).copy()
         values[0] = {"name": len(trace.names), "track": 1 << 30, "duration": -5, "start": 1 << 63 - 1}[how]
-        object.__setattr__(trace.ranges, how, values)
+        msgspec.structs.force_setattr(trace.ranges, how, values)
         assert cache.store(trace, report, cache.digest(report), alone=True)
 
 

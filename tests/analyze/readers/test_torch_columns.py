@@ -28,7 +28,7 @@ def rows(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
         table = getattr(trace, name)
         columns = [
             getattr(table, f).tolist()
-            for f in table.__dataclass_fields__
+            for f in table.__struct_fields__
             if f not in ("name", "track", "collective")
         ]
         if hasattr(table, "name"):
