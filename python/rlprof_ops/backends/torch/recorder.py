@@ -28,7 +28,7 @@ _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 _GZIP_LEVEL = 3
 _MOST_OF_MAX = 0.8  # of `max_mb`, by a speed that the window before had
-# In which operators of other threads come to their end: see `_all_threads_profile`.
+# In which operators of other threads come to their end: see `_harmless_profile`.
 _IN_FLIGHT_S = 0.05
 
 
@@ -219,9 +219,9 @@ def make_profile(
     kinds = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
     chosen = [kinds[name] for name in options.activities if name != "cuda" or torch.cuda.is_available()]
     arguments: dict[str, object] = {"activities": chosen or [kinds["cpu"]], **options.switches}
-    make = torch.profiler.profile
     if options.all_threads and (setting := _all_threads()) is not None:
-        make, arguments["experimental_config"] = _all_threads_profile(torch), setting
+        arguments["experimental_config"] = setting
+    make = _harmless_profile(torch, "experimental_config" in arguments)
     if on_trace is not None:
         arguments["on_trace_ready"] = on_trace
         arguments["schedule"] = torch.profiler.schedule(
@@ -234,19 +234,22 @@ def make_profile(
     return made
 
 
-def _all_threads_profile(torch: ModuleType) -> Callable[..., TorchProfile]:
-    """A `torch.profiler.profile` of all threads that ends without harm.
+def _harmless_profile(torch: ModuleType, all_threads: bool) -> Callable[..., TorchProfile]:
+    """A `torch.profiler.profile` that ends without harm.
 
     torch 2.13 frees what an operator of another thread is still writing to when the recording ends: the heap
     is corrupted, and beside a thread that computes the process ends within a hundred windows. So operators
-    are no longer recorded some time before, in which those that run come to their end.
+    are no longer recorded some time before, in which those that run come to their end. Ranges that are open
+    end with it: see `open_ranges`.
     """
 
     class Profile(torch.profiler.profile):  # type: ignore[misc, name-defined]
         def stop_trace(self) -> None:
-            self.toggle_collection_dynamic(False, [torch.profiler.ProfilerActivity.CPU])
-            time.sleep(_IN_FLIGHT_S)
-            super().stop_trace()
+            with running.ranges.ended():
+                if all_threads:
+                    self.toggle_collection_dynamic(False, [torch.profiler.ProfilerActivity.CPU])
+                    time.sleep(_IN_FLIGHT_S)
+                super().stop_trace()
 
     return cast("Callable[..., TorchProfile]", Profile)
 
@@ -255,7 +258,7 @@ def _all_threads() -> object | None:
     """torch's setting by which all threads are recorded, and any may stop; None before torch 2.6."""
     try:
         from torch._C._profiler import _ExperimentalConfig
-        from torch.autograd import _toggle_collection_dynamic  # noqa: F401  # what `_all_threads_profile` ends by
+        from torch.autograd import _toggle_collection_dynamic  # noqa: F401  # what `_harmless_profile` ends by
 
         found: object = _ExperimentalConfig(profile_all_threads=True)
     except (ImportError, TypeError):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from rlprof_ops.backends.contract import CaptureError, Yielded
 from rlprof_ops.backends.graph_captures import captures
+from rlprof_ops.backends.torch.open_ranges import OpenRanges
 from rlprof_ops.backends.window_timeouts import open_wait_s
 from rlprof_ops.host.log_line import log, log_once
 
@@ -46,6 +47,8 @@ class RunningProfilers:
     def __init__(self) -> None:
         self._followed = False
         self._local = threading.local()
+        self._starts = False  # ours
+        self.ranges = OpenRanges(lambda: self._starts or self._ours is not None or bool(self._theirs))
         self.reset()
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -131,6 +134,7 @@ class RunningProfilers:
         if ident in self._theirs:
             return False
         self._theirs[ident] = thread.name
+        self._follow_ranges()
         ours, self._ours = self._ours, None
         if ours is not None and self._our_thread in (None, ident):
             reason = f"yielded to a torch.profiler of the program's own, which began in thread {thread.name}"
@@ -182,8 +186,19 @@ class RunningProfilers:
                     f" {ADVICE}"
                 )
             self._settle_left(threading.get_ident())
-            start()
-            self._ours, self._our_thread = ours, None if any_thread else threading.get_ident()
+            self._follow_ranges()
+            self.ranges.forget()  # those of a profiler of the program's own that is over
+            self._starts = True
+            try:
+                start()
+                self._ours, self._our_thread = ours, None if any_thread else threading.get_ident()
+            finally:
+                self._starts = False
+
+    def _follow_ranges(self) -> None:
+        profiler = sys.modules.get("torch.autograd.profiler")
+        if profiler is not None and hasattr(profiler, "record_function"):
+            self._guarded(lambda: self.ranges.follow(profiler))
 
     def end(self, ours: OurProfiler, stop: Callable[[], None]) -> None:
         """Stop ours by `stop`, unless it has ended already. Raises `CaptureError` in a thread where torch
