@@ -112,7 +112,9 @@ def install(name: str, module: ModuleType) -> None:
         if hasattr(trainer, "get_batch_samples"):  # since transformers 4.46
             follow(trainer, "get_batch_samples", Watch("TRL", _data_begins))
         if hasattr(getattr(module, "Accelerator", None), "backward"):
-            follow(module.Accelerator, "backward", Watch("TRL", _backward_begins, _part_ends))
+            # Accelerate's own adapter, which was there first, follows it too.
+            backward = Watch("TRL", _backward_begins, _part_ends)
+            follow(module.Accelerator, "backward", backward, "_rlprof_followed_for_trl")
     elif name == "trl.extras.profiling":
         function = inspect.unwrap(getattr(module, "profiling_context", install))
         if inspect.isgeneratorfunction(function):  # until TRL 0.26
