@@ -40,7 +40,7 @@ BUDGET = {
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
-    "backends": 3130,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures, load
+    "backends": 3132,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures, load
     "window": 971,  # 700; and windows inside a step, why one could not be (3), an end beside another one (3)
     "trainers": 3805,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
     "runtime": 3475,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, tasks in tasks (23)

@@ -58,18 +58,24 @@ def test_a_repeat_of_zero_has_no_end(tmp_path):
     assert len(traces(tmp_path)) == 3
 
 
+def asked_of(torch, monkeypatch):
+    """With what each torch.profiler is made from now on."""
+    asked = []
+
+    class Profile(torch.profiler.profile):
+        def __init__(self, **named):
+            asked.append(named)
+            super().__init__(**named)
+
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    return asked
+
+
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_reaches_torch_alone(monkeypatch, tmp_path, switch):
     import torch
 
-    asked = []
-    real = torch.profiler.profile
-
-    def profile(*args, **kwargs):
-        asked.append(kwargs)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(torch.profiler, "profile", profile)
+    asked = asked_of(torch, monkeypatch)
     assert one_call(tmp_path, **{switch: True}), "no trace"
     assert [name for name in SWITCHES if asked[0].get(name)] == [switch]
 
@@ -98,13 +104,9 @@ def test_shapes_memory_and_stacks_are_in_the_trace(tmp_path):
 def test_activities_choose_what_is_recorded(monkeypatch, tmp_path):
     import torch
 
-    asked = []
-    real = torch.profiler.profile
-    monkeypatch.setattr(
-        torch.profiler, "profile", lambda *a, **k: asked.append(k["activities"]) or real(*a, **k)
-    )
+    asked = asked_of(torch, monkeypatch)
     one_call(tmp_path, activities=["cpu"])
-    assert [activity.name for activity in asked[0]] == ["CPU"]
+    assert [activity.name for activity in asked[0]["activities"]] == ["CPU"]
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,10 @@ def _harmless_profile(torch: ModuleType, all_threads: bool) -> Callable[..., Tor
     end with it: see `open_ranges`.
     """
 
-    class Profile(torch.profiler.profile):  # type: ignore[misc, name-defined]
+    known = torch.profiler.profile  # or what the program has put there
+    base = known if isinstance(known, type) else torch.profiler.profiler.profile
+
+    class Profile(base):  # type: ignore[misc, valid-type]
         def stop_trace(self) -> None:
             with running.ranges.ended():
                 if all_threads:
