@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlprof_ops.collect.sync import send_batch
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped
-from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, kind_of, routes_of
+from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, are_columns, kind_of, routes_of
 from rlprof_ops.collect.sync.send_file import Sender, SourceError
 from rlprof_ops.collect.sync.sent_log import SentLog
 from rlprof_ops.host import processes
@@ -308,14 +308,18 @@ class Syncer:
             except Exception as error:
                 return item, error
 
-        groups = list(send_batch.grouped(work))
-        if self.parallel == 1 or len(groups) == 1:
-            for items in groups:
-                some(items)
-            return
-        with ThreadPoolExecutor(self.parallel, thread_name_prefix="copy") as pool:
-            for _ in pool.map(some, groups):
-                pass
+        parts: tuple[list[Item], ...] = ([], [], [])  # who sees a report there is to see its columns too
+        for item in work:
+            parts[0 if _precious_first(item)[0] == 0 else 1 if are_columns(item.source) else 2].append(item)
+        for part in parts:
+            groups = list(send_batch.grouped(part))
+            if self.parallel == 1 or len(groups) < 2:
+                for items in groups:
+                    some(items)
+                continue
+            with ThreadPoolExecutor(self.parallel, thread_name_prefix="copy") as pool:
+                for _ in pool.map(some, groups):
+                    pass
 
     def _may_go(self, item: Item, tally: PassReport, last: bool) -> bool:
         if tally.target_error is not None:
