@@ -67,9 +67,9 @@ class OpenRanges:
 
     def forget(self) -> None:
         """No profiler runs: what is open begins anew, unheard."""
-        while self._open:
-            _, (range_, _) = self._open.popitem()
-            if _ends_itself(range_):
+        for number in list(self._open):
+            range_, _ = self._open.pop(number, (None, 0))  # another thread may end it just now
+            if range_ is not None and _ends_itself(range_):
                 self._never_ended.append(vars(range_).get("record"))
                 self._safely(self._enter, range_)
 
