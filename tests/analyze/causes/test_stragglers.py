@@ -107,6 +107,11 @@ def test_a_rank_a_quarter_slower_is_found_in_a_few_steps() -> None:
     assert simulate("normal", 256, 3, 0.02, 0.10, 50)[1] >= 0.7
 
 
+@pytest.mark.filterwarnings("error")  # numpy's would reach who reads the report
+def test_a_phase_in_which_all_only_wait_names_nobody() -> None:
+    assert named(run([[0.0] * 3] * 2)) == []
+
+
 def test_a_single_step_names_nobody() -> None:
     assert named(run([[100.0]] * 7 + [[200.0]])) == []
 
