@@ -22,7 +22,7 @@ from rlprof_ops.trainers.areal import adapter
 from tests import upstream
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
-from tests.trainers.small_loops import CLASSES, heard, hold_reports, logged, same
+from tests.trainers.own_log import CLASSES, heard, hold_reports, logged, same
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 900)]
 HERE = Path(__file__).parent / "areal"

@@ -22,6 +22,7 @@ from rlprof_ops.job.knobs import python_path
 from rlprof_ops.trainers import skyrl
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
+from tests.trainers.own_log import heard, same
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 600)]
 STEPS = 4
@@ -31,16 +32,6 @@ def logged(output: str) -> dict[int, dict[str, Any]]:
     """What SkyRL logged of each step: its timings and its loss."""
     lines = re.findall(r'\{"step": .*\}', output)
     return {row["step"]: row for row in map(json.loads, lines)}
-
-
-def heard(folder: Path) -> dict[int, dict[str, Any]]:
-    """The steps that the adapter told."""
-    rows = [json.loads(line) for file in folder.rglob("controller_rank0_*.jsonl") for line in file.open()]
-    return {row["step"]: row for row in rows if row["event"] == "step"}
-
-
-def same(mine: float, own: float) -> bool:
-    return abs(mine - own) <= max(0.02 * own, 0.005)
 
 
 def hold_against(own: dict[int, dict[str, Any]], told: dict[int, dict[str, Any]], *others: str) -> None:

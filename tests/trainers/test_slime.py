@@ -6,12 +6,10 @@ The oracle of times is what slime logs of each step (`perf/*`).
 from __future__ import annotations
 
 import ast
-import json
 import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +21,7 @@ from rlprof_ops.trainers.slime import adapter
 from tests import upstream
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
+from tests.trainers.own_log import heard, same
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 600)]
 LOOP = Path(__file__).parent / "slime" / "loop.py"
@@ -42,16 +41,6 @@ def logged(output: str) -> dict[int, dict[str, float]]:
     }
 
 
-def heard(folder: Path) -> dict[int, dict[str, Any]]:
-    """The steps that the first training actor told."""
-    rows = [json.loads(line) for file in folder.rglob("events/actor_rank0_*.jsonl") for line in file.open()]
-    return {row["step"]: row for row in rows if row["event"] == "step"}
-
-
-def same(mine: float, own: float) -> bool:
-    return abs(mine - own) <= max(0.02 * own, 0.005)
-
-
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.nsys
@@ -66,7 +55,7 @@ def test_a_job_has_slimes_steps_phases_roles_ranks_and_losses(which: str, tmp_pa
 
     job = LocalJob.take("skyrl", tmp_path / "job", STEPS, 900, env=env, argv=argv, **knobs)
 
-    own, told = logged(job.output), heard(job.run)
+    own, told = logged(job.output), heard(job.run, "actor")
     assert sorted(told) == sorted(own) == list(range(1, STEPS + 1)), job.output[-6000:]
     for number, step in told.items():
         mine: dict[str, float] = defaultdict(float)

@@ -20,6 +20,7 @@ from tests.analyze.as_data import answer_of
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
+from tests.trainers.own_log import PUT_ASIDE_S, WITHIN_S, agree
 from tests.trainers.verl_log import logged
 
 pytestmark = [pytest.mark.long, pytest.mark.nsys, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 1500)]
@@ -57,7 +58,6 @@ WORKERS = {
     "one_step_off": {"controller", "actor", "rollout", "agent_loop", "reward_loop"},
     "fully_async": {"controller", "actor", "rollout", "agent_loop", "reward_loop", "rollouter"},
 }
-WITHIN_S, PUT_ASIDE_S = 0.005, 0.1
 
 
 def take(name: str, folder: Path) -> LocalJob:
@@ -110,13 +110,6 @@ def which(request: pytest.FixtureRequest) -> str:
 
 def seconds(phase: list[Any]) -> float:
     return float(phase[2] - phase[1]) / 1e9
-
-
-def agree(pairs: dict[Any, tuple[float, float]]) -> None:
-    """Times of ours beside verl's: a process that is put aside between two clocks makes one of them late."""
-    apart = sorted((abs(ours - theirs), what) for what, (ours, theirs) in pairs.items())
-    print(f"{len(apart)} times, at most {1000 * apart[-1][0]:.1f} ms apart")
-    assert apart[9 * len(apart) // 10][0] <= WITHIN_S and apart[-1][0] <= PUT_ASIDE_S, apart[-5:]
 
 
 def test_each_window_of_each_role_is_home(job: LocalJob, request: pytest.FixtureRequest) -> None:
