@@ -10,7 +10,9 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from tests.analyze.as_data import answer_of
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
+from tests.trainers.requests_of import requests_of
 
 pytestmark = [
     pytest.mark.trainers,
@@ -48,6 +51,7 @@ def train(batch):
 print("trained", [len(seconds) for seconds in timer._timers.values()], train.__name__)
 """
 RUN_S = 1200
+PROMPTS, ANSWERS = 2, 4  # of a step
 ELSEWHERE = "the-drivers-node"
 Events = dict[str, list[dict[str, Any]]]
 WORKERS = ("dtensor_policy_worker", "vllm_generation_worker")
@@ -102,13 +106,18 @@ def steps(events: Events) -> dict[int, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def own_times(job: LocalJob) -> dict[tuple[int, str], float]:
-    """Seconds by step and label, as NeMo RL prints its Timer."""
+def printed(job: LocalJob) -> dict[int, str]:
+    """What NeMo RL's driver prints of each step."""
     text = (job.run / "logs" / "driver.log").read_text(errors="replace")
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    parts = re.split(r"=+ Step (?=\d+/\d+ =)", re.sub(r"\x1b\[[0-9;]*m", "", text))[1:]
+    return {int(part.split("/", 1)[0]): part for part in parts}
+
+
+@pytest.fixture(scope="module")
+def own_times(printed: dict[int, str]) -> dict[tuple[int, str], float]:
+    """Seconds by step and label, as NeMo RL prints its Timer."""
     found = {}
-    for part in re.split(r"=+ Step (?=\d+/\d+ =)", text)[1:]:
-        step = int(part.split("/", 1)[0])
+    for step, part in printed.items():
         for total in re.findall(r"Total step time: ([\d.]+)s", part):
             found[step, "total_step_time"] = float(total)
         for label, seconds in re.findall(r"• ([\w/]+): ([\d.]+)s \(", part):
@@ -170,10 +179,28 @@ def test_reports_hold_the_ranges_that_nemo_rl_names(job: LocalJob, tmp_path: Pat
         assert names <= set(found), (worker, sorted(set(found)))
 
 
-def test_the_report_shows_the_step_with_its_phases(job: LocalJob):
-    answer = answer_of(job.run, quiet=True)
+@pytest.fixture(scope="module")
+def answer(job: LocalJob) -> dict[str, Any]:
+    return answer_of(job.run, quiet=True)
+
+
+def test_the_report_shows_the_step_with_its_phases(answer: dict[str, Any]):
     assert [step["step"] for step in answer["steps"]] == [2]
     assert {"generation", "logprob", "train", "weight_sync"} <= set(answer["phase_names"])
+
+
+def test_the_engines_requests_of_a_step_are_nemo_rls_samples(
+    job: LocalJob, answer: dict[str, Any], steps: dict[int, dict[str, Any]], printed: dict[int, str]
+):
+    _, requests = requests_of(job.run, 0)
+    lengths = answer["whole_run"]["requests"]["lengths"]["steps"]
+    for number, step in steps.items():
+        begin, end = next(phase[1:3] for phase in step["phases"] if phase[0] == "generation")
+        mine = [each for each in requests if begin <= each.arrival_ns <= each.finished_ns <= end]
+        assert sorted(Counter(each.group for each in mine).values()) == [ANSWERS] * PROMPTS, number
+        own = float(re.findall(r"Mean Generation Length: ([\d.]+)", printed[number])[0])
+        assert fmean(each.tokens for each in mine) == pytest.approx(own, abs=1e-4)
+        assert lengths["mean"][lengths["step"].index(number)] == pytest.approx(own, abs=0.06)
 
 
 def run_loop(folder: Path, package: Path) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
