@@ -18,6 +18,7 @@ TESTS = (
     "tests/rayenv/test_plugin.py",
     "tests/rayenv/test_real_ray.py",
     "tests/rayenv/builtin",
+    "tests/rayenv/test_worker_path.py::test_workers_are_captured[actor]",
     "tests/supervisor/test_resource_probe.py",
     "tests/supervisor/test_ray_process.py",
     "tests/supervisor/test_start_ray.py",

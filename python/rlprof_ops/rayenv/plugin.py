@@ -8,6 +8,7 @@ it finds in `context.py_executable` is final (ray/_private/runtime_env/plugin.py
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -55,7 +56,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
         self._refused: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._trials = Trials()
         _leave_marker()
-        _repair_ray()
+        _amend_ray()
 
     @staticmethod
     def validate(runtime_env_dict: dict[str, Any]) -> None:
@@ -159,17 +160,16 @@ def identity(value: Any) -> tuple[str, int | None]:
     return worker, rank
 
 
-def _repair_ray() -> None:
-    """Make Ray's own profiler plugins usable in this process; never raises, the agent must live."""
+def _amend_ray() -> None:
+    """Make Ray's own profiler plugins usable in this process, and keep our folders on a PYTHONPATH that a
+    runtime env sets; never raises, the agent must live.
+    """
     log = logging.getLogger(__name__)
-    try:
-        from rlprof_ops.rayenv.builtin import repair
-
-        repair.install(log)
-    except Exception as error:
-        log.warning(
-            "rlprof: Ray's own profiler plugins are left as they are: %s: %s", type(error).__name__, error
-        )
+    for module in ("builtin.repair", "worker_path"):
+        try:
+            importlib.import_module(f"rlprof_ops.rayenv.{module}").install(log)
+        except Exception as error:
+            log.warning("rlprof: Ray is left as it is by %s: %s: %s", module, type(error).__name__, error)
 
 
 def _leave_marker() -> None:

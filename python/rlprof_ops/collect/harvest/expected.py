@@ -90,8 +90,11 @@ def _impossible(spec: CaptureSpec, observed: Observed) -> Iterator[Planned]:
 def _nobody(pattern: str, observed: Observed) -> str:
     seen = list(observed.world)
     if not seen:
-        return "no worker registered" + (
-            f" before the job ended ({observed.detail or observed.cause})" if observed.cause else ""
+        if not observed.cause:
+            return "no worker registered"
+        return (
+            f"no worker registered before the job ended ({observed.detail or observed.cause}); a COMMAND that"
+            " sets PYTHONPATH has to keep the job's (PYTHONPATH=/mine:$PYTHONPATH)"
         )
     near = closest(pattern.strip("*?"), seen, cutoff=0.3)
     return (

@@ -1,0 +1,105 @@
+"""A runtime env with a PYTHONPATH of its own, as slime's launch scripts have it, in real jobs on real Ray."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.rayenv.test_loop_in_a_task import PROGRAM
+
+from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.job.knobs import adapters_path, import_path
+from rlprof_ops.rayenv.worker_path import reached
+
+OURS = f"{adapters_path()}:{import_path()}"
+
+SCRIPT = """
+import json, sys, time
+import ray
+from rlprof_ops.runtime import profiler
+import own_module  # of the folder that the runtime env names
+
+@ray.remote(num_cpus=0)
+class PolicyWorker:
+    def train(self):
+        import own_module
+        time.sleep(0.05)
+        return own_module.__file__
+
+where, environment = sys.argv[1], {"env_vars": {"PYTHONPATH": sys.argv[2]}}
+ray.init(logging_level="error", runtime_env=environment if where == "init" else None)
+made = PolicyWorker.options(runtime_env=environment) if where == "actor" else PolicyWorker
+worker = made.remote()
+prof = profiler.from_env()
+for step in range(1, 6):
+    with prof.step(step):
+        print("step", step, ray.get(worker.train.remote()), flush=True)
+"""
+SUBMIT = 'ray job submit --address="http://127.0.0.1:8265" --runtime-env-json={} -- {}'
+
+
+@pytest.mark.parametrize(
+    ("given", "node", "expected"),
+    [
+        ("/root/Megatron-LM/", f"{OURS}:/of/the/node", f"{OURS}:/root/Megatron-LM/"),
+        ("/a:/b", import_path(), f"{import_path()}:/a:/b"),  # without adapters
+        (f"/a:{OURS}", OURS, f"{OURS}:/a"),  # the driver's whole environment
+        ("/a:${PYTHONPATH}", OURS, "/a:${PYTHONPATH}"),
+        ("/a:$PYTHONPATH", OURS, "/a:$PYTHONPATH"),
+        ("/a", "/of/the/node", "/a"),  # no job of ours
+        ("", OURS, OURS),
+    ],
+)
+def test_our_folders_stand_before_what_is_given(given: str, node: str, expected: str) -> None:
+    assert reached(given, node) == expected
+
+
+@pytest.mark.ray
+@pytest.mark.nsys
+@pytest.mark.whole
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("where", [pytest.param("init", marks=pytest.mark.long), "actor", "submit"])
+def test_workers_are_captured(where: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "own_module.py").touch()
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = shlex.join([sys.executable, str(script), where, str(own)])
+    if where == "submit":
+        command = SUBMIT.format(shlex.quote(f'{{"env_vars": {{"PYTHONPATH": "{own}"}}}}'), command)
+    else:
+        command = f"PYTHONPATH=$PYTHONPATH:{shlex.quote(str(own))} {command}"
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("RLPROF_", "RAY_"))}
+    settings = {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
+        "PYTHONPATH": import_path(),
+        "COMMAND": command,
+        "RLPROF_NODE_ROOT": "/tmp",
+        "RLPROF_READY_SECONDS": "200",
+        "RLPROF_REPORT_SECONDS": "0",
+        "RLPROF_DASHBOARD": "1",
+        "CPUS_PER_WORKER": "4",
+        "RLPROF_STEPS": "2:4",
+        "RLPROF_WORKERS": "policy_worker",
+        "RLPROF_OPTIONS": '{"t": "nvtx"}',
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, str(tmp_path)],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=350,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert f"step 5 {own / 'own_module.py'}" in said, said
+    [run] = tmp_path.glob("local-*-logs")
+    states = {each.id: (each.state, each.reason) for each in Manifest.load(run).captures}
+    assert states == {"nsight/policy_worker/rank0/step2-3": ("ok", "")}, said
