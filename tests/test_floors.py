@@ -45,7 +45,7 @@ BUDGET = {
     "trainers": 3805,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
     "runtime": 3475,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, tasks in tasks (23)
     "rayenv": 777,  # 900; the pattern that matched, a patched Ray, rlprof wrap, --rank, PYTHONPATH (27)
-    "collect": 3583,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
+    "collect": 3586,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3783,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
     "recorder": 2747,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), used
     "submit": 469,  # submit, operate and commands: 2,600

@@ -80,3 +80,25 @@ def test_who_was_created_and_never_began_is_planned_and_missing(
         observed = observe(opened)
     found = {item.capture.rank: why_missing(item, observed) for item in planned(observed)}
     assert found[1] == f"my actor rank 1 was created and never began under its profiler: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (
+            {"cause": "driver_exit"},
+            "no worker registered before the job ended (driver_exit); a COMMAND that sets PYTHONPATH",
+        ),
+        ({"cause": "signal", "detail": "SIGTERM"}, "no worker registered before the job ended (SIGTERM)"),
+        ({"cause": "running"}, "no worker registered"),
+    ],
+)
+def test_where_nobody_registered_a_command_that_ended_may_have_lost_the_path(
+    tmp_path: Path, end: dict[str, str], reason: str
+):
+    request = {"captures": [{"backend": "nsight", "workers": ["*"], "steps": "2"}]}
+    (tmp_path / "run.json").write_text(json.dumps({"job": "7", "nodes": [], "request": request, "end": end}))
+    with ContainedDir(tmp_path) as opened:
+        observed = observe(opened)
+    [found] = [why_missing(item, observed) for item in planned(observed)]
+    assert found.startswith(reason) and ("PYTHONPATH" in found) == ("PYTHONPATH" in reason)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.collect.harvest.run_state import Observed
 from rlprof_ops.collect.job_state import CaptureCounts
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match, server_of
 from rlprof_ops.words import closest
 
@@ -87,15 +88,16 @@ def _impossible(spec: CaptureSpec, observed: Observed) -> Iterator[Planned]:
                         yield Planned(Capture(spec.backend, worker, rank, window), spec, problem)
 
 
+_KEEPS_THE_PATH = "; a COMMAND that sets PYTHONPATH has to keep the job's (PYTHONPATH=/mine:$PYTHONPATH)"
+
+
 def _nobody(pattern: str, observed: Observed) -> str:
     seen = list(observed.world)
     if not seen:
         if not observed.cause:
             return "no worker registered"
-        return (
-            f"no worker registered before the job ended ({observed.detail or observed.cause}); a COMMAND that"
-            " sets PYTHONPATH has to keep the job's (PYTHONPATH=/mine:$PYTHONPATH)"
-        )
+        said = f"no worker registered before the job ended ({observed.detail or observed.cause})"
+        return said + _KEEPS_THE_PATH if observed.cause == EndCause.DRIVER_EXIT else said
     near = closest(pattern.strip("*?"), seen, cutoff=0.3)
     return (
         f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}"
