@@ -73,10 +73,15 @@ def run(folder: Path, word: str, **knobs: str) -> tuple[Manifest, str]:
     """What a job of the script leaves: its manifest, and what its driver printed."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
+    return run_job(folder, shlex.join([sys.executable, str(script), word]), **knobs)
+
+
+def run_job(folder: Path, command: str, **knobs: str) -> tuple[Manifest, str]:
+    """What a local job of one node leaves, which asks for nsight windows of steps 2 and 3."""
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "RAY_"))},
         "PYTHONPATH": import_path(),
-        "COMMAND": shlex.join([sys.executable, str(script), word]),
+        "COMMAND": command,
         "RLPROF_NODE_ROOT": "/tmp",
         "RLPROF_READY_SECONDS": "200",
         "RLPROF_REPORT_SECONDS": "0",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.rayenv.test_loop_in_a_task import PROGRAM
+from tests.rayenv.test_loop_in_a_task import run_job
 
-from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.knobs import adapters_path, import_path
 from rlprof_ops.rayenv.worker_path import reached
 
@@ -74,32 +72,10 @@ def test_workers_are_captured(where: str, tmp_path: Path) -> None:
         command = SUBMIT.format(shlex.quote(f'{{"env_vars": {{"PYTHONPATH": "{own}"}}}}'), command)
     else:
         command = f"PYTHONPATH=$PYTHONPATH:{shlex.quote(str(own))} {command}"
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("RLPROF_", "RAY_"))}
-    settings = {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
-        "PYTHONPATH": import_path(),
-        "COMMAND": command,
-        "RLPROF_NODE_ROOT": "/tmp",
-        "RLPROF_READY_SECONDS": "200",
-        "RLPROF_REPORT_SECONDS": "0",
-        "RLPROF_DASHBOARD": "1",
-        "CPUS_PER_WORKER": "4",
-        "RLPROF_STEPS": "2:4",
-        "RLPROF_WORKERS": "policy_worker",
-        "RLPROF_OPTIONS": '{"t": "nvtx"}',
-    }
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, str(tmp_path)],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=350,
-        check=False,
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    manifest, said = run_job(
+        tmp_path, command, PATH=path, RLPROF_DASHBOARD="1", RLPROF_WORKERS="policy_worker"
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
     assert f"step 5 {own / 'own_module.py'}" in said, said
-    [run] = tmp_path.glob("local-*-logs")
-    states = {each.id: (each.state, each.reason) for each in Manifest.load(run).captures}
+    states = {each.id: (each.state, each.reason) for each in manifest.captures}
     assert states == {"nsight/policy_worker/rank0/step2-3": ("ok", "")}, said

@@ -165,11 +165,14 @@ def _amend_ray() -> None:
     runtime env sets; never raises, the agent must live.
     """
     log = logging.getLogger(__name__)
-    for module in ("builtin.repair", "worker_path"):
+    for module, what in (
+        ("builtin.repair", "Ray's own profiler plugins are"),
+        ("worker_path", "a PYTHONPATH that a runtime env sets is"),
+    ):
         try:
             importlib.import_module(f"rlprof_ops.rayenv.{module}").install(log)
         except Exception as error:
-            log.warning("rlprof: Ray is left as it is by %s: %s: %s", module, type(error).__name__, error)
+            log.warning("rlprof: %s left alone: %s: %s", what, type(error).__name__, error)
 
 
 def _leave_marker() -> None:

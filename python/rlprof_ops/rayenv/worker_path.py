@@ -7,6 +7,7 @@ has a `working_dir` too, Ray itself puts the node's behind it (`set_pythonpath_i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -31,9 +32,10 @@ def install(_: logging.Logger) -> None:
     @functools.wraps(initialise)
     def with_our_path(self: Any, *arguments: Any, **named: Any) -> None:
         initialise(self, *arguments, **named)
-        given = self.env_vars.get(_VARIABLE)
-        if given is not None:
-            self.env_vars = {**self.env_vars, _VARIABLE: reached(given, os.environ.get(_VARIABLE, ""))}
+        with contextlib.suppress(Exception):  # the worker has to start whatever happens here
+            if _VARIABLE in self.env_vars:
+                path = reached(self.env_vars[_VARIABLE], os.environ.get(_VARIABLE, ""))
+                self.env_vars = {**self.env_vars, _VARIABLE: path}
 
     RuntimeEnvContext.__init__ = with_our_path  # type: ignore[method-assign]
 
