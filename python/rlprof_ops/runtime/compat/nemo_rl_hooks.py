@@ -19,6 +19,7 @@ from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.process.frames import local_values
 from rlprof_ops.runtime.process.hooks import safely
 from rlprof_ops.runtime.ranges.span import Span
 
@@ -63,7 +64,7 @@ def _class_name() -> str:
     for _ in range(12):
         if frame is None:
             return ""
-        match = _WORKER_CLASS.fullmatch(type(frame.f_locals.get("self")).__name__)
+        match = _WORKER_CLASS.fullmatch(type(local_values(frame, "self")[0]).__name__)
         if match:
             words = match[1].replace("DTensor", "Dtensor").replace("SGLang", "Sglang")
             return "_".join(re.findall(r"[A-Z][a-z]*[0-9]*", words)).lower()

@@ -23,6 +23,7 @@ from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.on_demand import arrivals
 from rlprof_ops.runtime.on_demand.watcher import POLL_S, Watcher
 from rlprof_ops.runtime.process.failures import IN_GROUP
+from rlprof_ops.runtime.process.frames import places
 
 SUFFIX = ".groups"  # in marks/: <pid>.groups
 LOOK_S = 5.0
@@ -194,11 +195,9 @@ def _first_open(state: GroupState, c10d: ModuleType, distributed: ModuleType) ->
 
 def where() -> tuple[str, int]:
     """File and line of the innermost frame that is the user's own: of the main thread, else of another."""
-    frames, main = sys._current_frames(), threading.main_thread().ident or 0
-    for thread in (main, *(frames.keys() - {main})):
-        frame = frames.get(thread)
-        while frame is not None:
-            if not _NOT_THE_USERS.search(frame.f_code.co_filename):
-                return frame.f_code.co_filename, frame.f_lineno
-            frame = frame.f_back
+    of_threads, main = places(), threading.main_thread().ident or 0
+    for thread in (main, *(of_threads.keys() - {main})):
+        for file, line in of_threads.get(thread, ()):
+            if not _NOT_THE_USERS.search(file):
+                return file, line
     return "", 0

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
+from rlprof_ops.runtime.process.frames import local_values
+
 _DONE = "_rlprof_wrapped"
 # What `contextlib.contextmanager` returns for any generator function.
 _CONTEXT_MANAGER = contextlib.contextmanager(lambda: iter(())).__code__
@@ -292,4 +294,4 @@ def caller_locals(*names: str) -> tuple[Any, ...]:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
-    return tuple(frame.f_locals.get(name) for name in names)
+    return local_values(frame, *names)

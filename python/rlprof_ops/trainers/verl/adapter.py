@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
+from rlprof_ops.runtime.process.frames import local_values
 from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow, safely
 from rlprof_ops.runtime.process.place import asyncio_task
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
@@ -118,7 +119,7 @@ def _trainer_of_timer() -> Any:
     `__init__` of any class of verl's."""
     frame = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
-        found = frame.f_locals.get("self")
+        [found] = local_values(frame, "self")
         if isinstance(getattr(found, "global_steps", None), int):
             return found
         if frame.f_back is None:

@@ -1,0 +1,152 @@
+"""Looking at running code keeps nothing alive that this code lets go of."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.runtime.on_demand import group_state
+from rlprof_ops.runtime.process import frames
+from rlprof_ops.runtime.process.hooks import Watch, caller_locals, follow
+
+PACKAGE = Path(frames.__file__).parents[2]
+
+
+class Batch:
+    pass
+
+
+def test_a_hook_that_reads_a_variable_of_its_caller_keeps_no_other():
+    heard: list[object] = []
+    timer = types.SimpleNamespace(start=lambda: None)
+    adapter = {"__name__": "rlprof_ops.trainers.test", "heard": heard, "caller_locals": caller_locals}
+    exec("def begins():\n    heard.append(caller_locals('step', 'nothing'))", adapter)
+    follow(timer, "start", Watch("test", adapter["begins"]))
+
+    def loop() -> int:
+        for step in range(3):  # noqa: B007 - the hook reads it
+            batch = Batch()
+            seen = weakref.ref(batch)
+            timer.start()
+            del batch
+            assert seen() is None
+        return step
+
+    assert loop() == 2
+    assert heard == [(0, None), (1, None), (2, None)]
+
+
+def test_what_a_generator_holds_stays_its_own():
+    def loop() -> Iterator[object]:
+        outer = batch = Batch()
+        [value] = frames.local_values(sys._getframe(), "outer")
+        assert value is outer
+        seen = weakref.ref(batch)
+        del batch, outer, value
+        yield seen()
+
+    assert list(loop()) == [None]
+
+
+def test_the_variables_of_a_module_and_of_a_class_stay():
+    module: dict[str, object] = {"look": frames.local_values, "sys": sys}
+    exec(
+        "a = 1\nread = look(sys._getframe(), 'a')\n"
+        "class C:\n    b = 2\n    read = look(sys._getframe(), 'b')\n",
+        module,
+    )
+    assert module["a"] == 1 and module["read"] == (1,)
+    assert vars(module["C"])["b"] == 2 and vars(module["C"])["read"] == (2,)
+
+
+def test_nobody_else_in_the_package_takes_frames_of_others():
+    lines = [
+        f"{path.relative_to(PACKAGE)}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "frames.py"
+        for line in path.read_text().splitlines()
+        if ".f_locals" in line or "._current_frames" in line
+    ]
+    assert not lines
+
+
+@contextlib.contextmanager
+def standing(tmp_path: Path, name: str) -> Iterator[tuple[int, str]]:
+    """A thread that stands in line 2 of a file of that name."""
+    path, stands, go = tmp_path / name, threading.Event(), threading.Event()
+    module: dict[str, object] = {"stands": stands, "go": go}
+    exec(compile("def stand():\n    stands.set(); go.wait()\n", str(path), "exec"), module)
+    thread = threading.Thread(target=module["stand"])  # type: ignore[arg-type]
+    thread.start()
+    assert stands.wait(30) and thread.ident
+    try:
+        yield thread.ident, str(path)
+    finally:
+        go.set()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("name", ["train.py", "träin 训练 😀.py"])
+def test_the_place_of_each_thread_is_told(tmp_path: Path, name: str):
+    with standing(tmp_path, name) as (thread, path):
+        found = frames.places()
+    assert (path, 2) in found[thread]
+    mine = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames_of_this_thread()]
+    assert [place[0] for place in found[threading.get_ident()]][-len(mine) + 1 :] == [
+        file for file, _ in mine[1:]
+    ]
+
+
+def frames_of_this_thread() -> Iterator[types.FrameType]:
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def test_without_shared_memory_nothing_is_told(monkeypatch: pytest.MonkeyPatch):
+    def refuses(*_: object) -> int:
+        raise FileNotFoundError(2, "No such file or directory", "/dev/shm")
+
+    monkeypatch.setattr(frames.os, "open", refuses)
+    assert frames.places() == {} and group_state.where() == ("", 0)
+
+
+def test_a_trainer_may_close_its_shared_memory_while_it_is_looked_at():
+    """As verl's `BucketedWeightReceiver`: the memory is closed when the last function that used it has
+    returned. Beside a look that holds frames closing fails: "cannot close exported pointers exist".
+    """
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            group_state.where()
+
+    def load(memory: SharedMemory) -> int:
+        weights = memory.buf[:64]
+        return sum(bytes(weights[i : i + 8])[0] for i in range(0, 64, 8))
+
+    interval = sys.getswitchinterval()
+    looking = threading.Thread(target=look)
+    looking.start()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(2000):
+            memory = SharedMemory(create=True, size=4096)
+            try:
+                assert load(memory) == 0
+            finally:
+                memory.close()
+                memory.unlink()
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        looking.join(30)
