@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -25,6 +27,7 @@ from pathlib import Path
 from rlprof_ops.demo.local_job import run_local
 sys.exit(run_local(Path(sys.argv[1]), {}, print).exit_code)
 """
+_DRAIN_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -81,23 +84,13 @@ class LocalJob:
         }
         python = sys.executable if trainer == "trl" else str(environments.ensure(trainer).python)
         settings["PATH"] = f"{Path(python).parent}:{settings['PATH']}"
-        done = subprocess.run(
-            [python, "-P", "-c", _PROGRAM, str(folder)],
-            env=settings,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-        crashed_late = done.returncode == 139 and bool(last_words) and last_words in done.stdout
+        code, said = _ended([python, "-P", "-c", _PROGRAM, str(folder)], settings, timeout_s)
+        crashed_late = code == 139 and bool(last_words) and last_words in said
         if crashed_late:
             warnings.warn(f"{trainer} crashed (exit code 139) after its last step", stacklevel=2)
-        assert done.returncode == 0 or crashed_late, done.stdout[-8000:]
+        assert code == 0 or crashed_late, said[-8000:]
         [left] = folder.glob("local-*-logs")
-        return cls(left, done.stdout)
+        return cls(left, said)
 
     def states(self) -> dict[str, str]:
         """Capture id -> state."""
@@ -115,6 +108,31 @@ class LocalJob:
             for line in path.read_text().splitlines()
         ]
         return [row for row in rows if row["event"] == kind]
+
+
+def _ended(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
+    """Exit code and output. A job that is late is told to end, as by scancel, and fails the test."""
+    job = subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = job.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGTERM)
+        try:
+            said, _ = job.communicate(timeout=_DRAIN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            said, _ = job.communicate()
+        pytest.fail(f"not at its end within {timeout_s:.0f} s:\n{said[-8000:]}")
+    return job.returncode, said
 
 
 def command(run: runs.TrainerRun) -> str:
