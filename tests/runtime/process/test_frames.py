@@ -105,6 +105,14 @@ def test_the_place_of_each_thread_is_told(tmp_path: Path, name: str):
     ]
 
 
+def test_no_other_place_is_told_where_too_many_threads_hide_the_main_one(tmp_path: Path):
+    with contextlib.ExitStack() as threads:
+        for number in range(110):
+            threads.enter_context(standing(tmp_path, f"{number}.py"))
+        assert threading.main_thread().ident not in frames.places()
+        assert group_state.where() == ("", 0)
+
+
 def frames_of_this_thread() -> Iterator[types.FrameType]:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

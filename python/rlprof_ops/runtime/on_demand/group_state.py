@@ -194,10 +194,12 @@ def _first_open(state: GroupState, c10d: ModuleType, distributed: ModuleType) ->
 
 
 def where() -> tuple[str, int]:
-    """File and line of the innermost frame that is the user's own: of the main thread, else of another."""
+    """File and line of the innermost frame that is the user's own: of the main thread, else of another.
+    Nothing where the main thread is not told of.
+    """
     of_threads, main = places(), threading.main_thread().ident or 0
-    for thread in (main, *(of_threads.keys() - {main})):
-        for file, line in of_threads.get(thread, ()):
+    for thread in (main, *(of_threads.keys() - {main})) if main in of_threads else ():
+        for file, line in of_threads[thread]:
             if not _NOT_THE_USERS.search(file):
                 return file, line
     return "", 0

@@ -31,8 +31,8 @@ def local_values(frame: FrameType, *names: str) -> tuple[Any, ...]:
 
 
 def places() -> dict[int, list[tuple[str, int]]]:
-    """File and line of each frame of each thread by its identifier, innermost first: at most 100 of a thread.
-    Empty where there is no shared memory to write them to.
+    """File and line of each frame of each thread by its identifier, innermost first: at most 100 of a thread,
+    and of the 100 youngest threads. Empty where there is no shared memory to write them to.
 
     `sys._current_frames` would hand out the frames, and with them all their variables, for as long as another
     thread has the GIL.
