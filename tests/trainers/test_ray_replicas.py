@@ -78,9 +78,10 @@ def test_the_report_names_the_last_request_the_tool_and_the_idle_replica(job: Lo
     found = answer["whole_run"]["requests"]
     assert found["requests"] == STEPS * sum(COUNTS) and found["outside"] == 0
     assert [row["step"] for row in found["steps"]] == list(range(1, STEPS + 1))
-    for step in found["steps"]:
-        last = step["last"][0]
-        assert (last["id"], last["rank"], last["tokens"]) == (f"planted-{step['step']}", 0, PLANTED)
+    lasts = [step["last"][0] for step in found["steps"]]
+    # by the engines themselves: on a busy machine the replica with the tool may be served later
+    assert [(last["id"], last["rank"]) for last in lasts] == last_by_the_engines(job)
+    assert {last["tokens"] for last in lasts if last["id"].startswith("planted")} == {PLANTED}
     [turns] = found["turns"]
     assert turns["longest_ms"] == pytest.approx(1e3 * TOOL_S, abs=200)
     of_tool = [row for row in of_replica(job, 1)[1] if row.turn > 1]
@@ -88,8 +89,21 @@ def test_the_report_names_the_last_request_the_tool_and_the_idle_replica(job: Lo
         (f"tool-{step}b", 2, f"tool-{step}") for step in range(1, STEPS + 1)
     ]
     said = {row["kind"]: row["text"] for row in answer["findings"]}
-    assert re.search(r"request planted-\d of rollout 0: it made 160 tokens", said["last_requests"]), said
+    assert re.search(rf"request planted-\d of rollout 0: it made {PLANTED} tokens", said["last_requests"]), (
+        said
+    )
     assert said["uneven_replicas"].startswith("rollout 1 is idle for"), said
+
+
+def last_by_the_engines(job: LocalJob) -> list[tuple[str, int]]:
+    """Of each step the request whose last token came last, and its replica."""
+    ended: dict[str, list[tuple[float, str, int]]] = {}
+    for rank in (0, 1):
+        told = of_replica(job, rank)[0]
+        for output in told["outputs"]:
+            at = output["metrics"]["last_token_ts"] + told["wall_of_monotonic"]
+            ended.setdefault(output["id"].partition("-")[2][0], []).append((at, output["id"], rank))
+    return [max(ended[step])[1:] for step in sorted(ended)]
 
 
 def of_replica(job: LocalJob, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:

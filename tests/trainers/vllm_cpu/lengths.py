@@ -6,6 +6,6 @@ SERVED = 16  # of them the server gets too
 TOOL_S = 0.3  # between the two turns of one sample
 
 # In a step of `ray_replicas.py`: of the first replica, with a small cache, and of the second one.
-PLANTED = 160
+PLANTED = 280  # so long that the one with a tool is over before it
 LONG = [40, 36, 40, 36, 40]
 SHORT = [4, 8, 6, 12]

@@ -39,7 +39,7 @@ class Rollout:
             model=model,
             dtype="float32",
             enforce_eager=True,
-            max_model_len=192,
+            max_model_len=288,
             max_num_seqs=8,
             block_size=32,
             num_gpu_blocks_override=blocks,
