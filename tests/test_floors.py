@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 12652,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
+    "analyze": 12654,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 625,  # the run folder is named by job.attempt

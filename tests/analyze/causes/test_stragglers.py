@@ -112,6 +112,13 @@ def test_a_phase_in_which_all_only_wait_names_nobody() -> None:
     assert named(run([[0.0] * 3] * 2)) == []
 
 
+@pytest.mark.filterwarnings("error")
+def test_ranks_that_share_no_step_name_nobody() -> None:
+    rows = run([[100.0] * 4] * 3)
+    middle = sorted({row.step for row in rows})[2]
+    assert named([row for row in rows if (row.rank.rank == 0) == (row.step < middle)]) == []
+
+
 def test_a_single_step_names_nobody() -> None:
     assert named(run([[100.0]] * 7 + [[200.0]])) == []
 

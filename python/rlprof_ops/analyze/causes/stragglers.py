@@ -126,7 +126,9 @@ def _usual_differences(groups: Iterable[_Placed], named: Collection[int]) -> Flo
         for peers in group.stages:
             own = group.own[[i for i in peers.tolist() if group.ranks[i].index not in named]]
             if len(own) > 1 and np.nansum(own) > 0:
-                found += (np.nanmean(excess_of(own), axis=1) / np.nanmean(own)).tolist()
+                excess = excess_of(own)
+                excess = excess[~np.isnan(excess).all(axis=1)]  # of ranks that share a step with another
+                found += (np.nanmean(excess, axis=1) / np.nanmean(own)).tolist()
     return np.array([share for share in found if np.isfinite(share)])
 
 
