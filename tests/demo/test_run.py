@@ -90,8 +90,9 @@ def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):
             }
             for phase in ("generation", "weight_sync")
         }
-        assert min(lengths["weight_sync"].values()) >= 150
-        assert all(lengths["generation"][step] >= 300 for step in range(1, 9) if step % 2 == worker["rank"])
+        # Slept by the monotonic clock, measured by the wall clock, which may be slewed meanwhile.
+        assert min(lengths["weight_sync"].values()) >= 149
+        assert all(lengths["generation"][step] >= 299 for step in range(1, 9) if step % 2 == worker["rank"])
 
 
 def test_a_failing_step_ends_with_the_asked_code():

@@ -95,37 +95,26 @@ def standing(tmp_path: Path, name: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", ["train.py", "träin 训练 😀.py"])
-def test_the_place_of_each_thread_is_told(tmp_path: Path, name: str):
+def test_the_places_of_a_thread_are_those_of_its_frames(tmp_path: Path, name: str):
     with standing(tmp_path, name) as (thread, path):
-        found = frames.places()
-    assert (path, 2) in found[thread]
-    mine = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames_of_this_thread()]
-    assert [place[0] for place in found[threading.get_ident()]][-len(mine) + 1 :] == [
-        file for file, _ in mine[1:]
-    ]
+        found = list(frames.places(thread))
+        theirs = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames_from(thread)]
+    assert (path, 2) in found and found == theirs
+    assert list(frames.places(thread)) == []  # it has ended
 
 
-def test_no_other_place_is_told_where_too_many_threads_hide_the_main_one(tmp_path: Path):
-    with contextlib.ExitStack() as threads:
-        for number in range(110):
-            threads.enter_context(standing(tmp_path, f"{number}.py"))
-        assert threading.main_thread().ident not in frames.places()
-        assert group_state.where() == ("", 0)
-
-
-def frames_of_this_thread() -> Iterator[types.FrameType]:
-    frame: types.FrameType | None = sys._getframe(1)
+def frames_from(thread: int) -> Iterator[types.FrameType]:
+    frame: types.FrameType | None = sys._current_frames()[thread]
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def test_without_shared_memory_nothing_is_told(monkeypatch: pytest.MonkeyPatch):
-    def refuses(*_: object) -> int:
-        raise FileNotFoundError(2, "No such file or directory", "/dev/shm")
+def test_at_most_a_hundred_frames_are_told():
+    def deep(more: int) -> int:
+        return deep(more - 1) if more else len(list(frames.places(threading.get_ident())))
 
-    monkeypatch.setattr(frames.os, "open", refuses)
-    assert frames.places() == {} and group_state.where() == ("", 0)
+    assert deep(150) == 100
 
 
 def test_a_trainer_may_close_its_shared_memory_while_it_is_looked_at():

@@ -31,6 +31,7 @@ STALE_NS = int(4 * LOOK_S * 1e9)
 STILL_S = 10.0  # counters that stand for so long are looked at more closely
 _READ_S = 1.0
 _MOST_BYTES = 64 << 10
+_MOST_THREADS = 16  # beside the main one
 _MOST_TAKE_NS = 200_000_000  # of CPU: somebody has set a far larger flight recorder
 _NCCL = "_dump_nccl_trace_json"
 _COUNTS = (_NCCL, "_dump_fr_trace_json")  # of NCCL, and of every other backend
@@ -194,12 +195,11 @@ def _first_open(state: GroupState, c10d: ModuleType, distributed: ModuleType) ->
 
 
 def where() -> tuple[str, int]:
-    """File and line of the innermost frame that is the user's own: of the main thread, else of another.
-    Nothing where the main thread is not told of.
-    """
-    of_threads, main = places(), threading.main_thread().ident or 0
-    for thread in (main, *(of_threads.keys() - {main})) if main in of_threads else ():
-        for file, line in of_threads[thread]:
+    """File and line of the innermost frame that is the user's own: of the main thread, else of another."""
+    main = threading.main_thread()
+    others = [thread for thread in threading.enumerate() if thread is not main]
+    for thread in (main, *others[:_MOST_THREADS]):
+        for file, line in places(thread.ident or 0):
             if not _NOT_THE_USERS.search(file):
                 return file, line
     return "", 0
