@@ -31,7 +31,7 @@ REQUEST = {
 }
 COMMAND = (
     f"python -u -m rlprof_ops.demo --steps 30 --policy-workers 4 --slow-rank 1 --slow-from {SLOW_FROM}"
-    f" --slow-ms 800 --slow-phase ref_logprob --hang-at-step {HANG_AT}"
+    f" --slow-ms 1500 --slow-phase ref_logprob --hang-at-step {HANG_AT}"
 )
 RANKS = [("controller", 0), ("generation_worker", 0), *(("policy_worker", rank) for rank in range(4))]
 
