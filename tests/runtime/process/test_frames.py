@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import subprocess
 import sys
 import threading
+import time
 import types
 import weakref
 from collections.abc import Iterator
@@ -117,6 +120,42 @@ def test_at_most_a_hundred_frames_are_told():
     assert deep(150) == 100
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(enabled: bool):
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        for _ in frames.places(threading.get_ident()):
+            assert gc.isenabled() == enabled
+        assert list(frames.places(0)) == [] and gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_a_collection_beside_threads_that_end_does_not_stop_the_process():
+    """In 3.11 `sys._current_frames` by itself stands still here at once, with the interpreter's lock."""
+    done = subprocess.run([sys.executable, "-c", COLLECTIONS], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+COLLECTIONS = """
+import gc, threading, time
+from rlprof_ops.runtime.on_demand import group_state
+gc.callbacks.append(lambda *_: time.sleep(0))  # as a finalizer that lets others run
+gc.set_threshold(1)
+ended = threading.Event()
+def threads():
+    while not ended.is_set():
+        threading.Thread(target=int).start()
+making = threading.Thread(target=threads)
+making.start()
+for _ in range(300):
+    group_state.where()
+ended.set()
+making.join()
+"""
+
+
 def test_a_trainer_may_close_its_shared_memory_while_it_is_looked_at():
     """As verl's `BucketedWeightReceiver`: the memory is closed when the last function that used it has
     returned. Beside a look that holds frames closing fails: "cannot close exported pointers exist".
@@ -136,7 +175,8 @@ def test_a_trainer_may_close_its_shared_memory_while_it_is_looked_at():
     looking.start()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(2000):
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
             memory = SharedMemory(create=True, size=4096)
             try:
                 assert load(memory) == 0

@@ -6,6 +6,7 @@ after it (`BucketedWeightReceiver`), which fails while anybody still refers to i
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
@@ -14,6 +15,10 @@ from typing import Any
 
 _CO_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the frame is a function's
 _MOST_FRAMES = 100
+# Before 3.12 garbage is collected at any allocation, also at those of `_current_frames` while it has the
+# interpreter's lock: with a finalizer that lets another thread run, the process stood still for good
+# (python/cpython#106883, open in all of 3.11).
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 
 
 def local_values(frame: FrameType, *names: str) -> tuple[Any, ...]:
@@ -40,7 +45,14 @@ def places(thread: int) -> Iterator[tuple[str, int]]:
     for depth in range(_MOST_FRAMES):
         way = "f_back." * depth
         read = attrgetter(f"{way}f_code.co_filename", f"{way}f_lineno")
+        collects = _COLLECTS_ANYWHERE and gc.isenabled()
+        if collects:
+            gc.disable()
         try:
-            yield next(map(read, map(of_thread, iter(sys._current_frames, None))))
+            place = next(map(read, map(of_thread, iter(sys._current_frames, None))))
         except (AttributeError, KeyError):  # there are no more, or the thread has ended
             return
+        finally:
+            if collects:
+                gc.enable()
+        yield place
