@@ -102,7 +102,7 @@ class Worker:
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error", _temp_dir=sys.argv[1])
 options = {"t": "nvtx", "s": "none", "cpuctxsw": "none"}
 kept = Worker.options(runtime_env={"nsight": options, "py_executable": f"{sys.executable} -X utf8"}).remote()
-print("utf8", ray.get(kept.utf8.remote(), timeout=60), flush=True)
+print("utf8", ray.get(kept.utf8.remote(), timeout=150), flush=True)
 odd = Worker.options(runtime_env={"nsight": {**options, "nvtx-domain-exclude": f"a|b$(touch {sys.argv[2]})"}}).remote()
 print("started", bool(ray.wait([odd.utf8.remote()], timeout=15)[0]), flush=True)
 """
@@ -123,7 +123,7 @@ def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=240,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
