@@ -3,7 +3,7 @@
 STEPS = 3
 LENGTHS = [4] * 20 + [8, 8, 12, 100]  # in a step of the `LLM`
 SERVED = 16  # of them the server gets too
-TOOL_S = 0.3  # between the two turns of one sample
+TOOL_S = 0.15  # between the two turns of one sample, which ends long before the planted one
 
 # In a step of `ray_replicas.py`: of the first replica, with a small cache, and of the second one.
 PLANTED = 280  # so long that the one with a tool is over before it
