@@ -130,7 +130,7 @@ def _ended(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tup
             said, _ = job.communicate(timeout=_DRAIN_S)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
-            said, _ = job.communicate()
+            said, _ = job.communicate(timeout=_DRAIN_S)
         pytest.fail(f"not at its end within {timeout_s:.0f} s:\n{said[-8000:]}")
     return job.returncode, said
 

@@ -47,6 +47,15 @@ def test_a_hook_that_reads_a_variable_of_its_caller_keeps_no_other():
     assert heard == [(0, None), (1, None), (2, None)]
 
 
+def test_what_a_function_took_of_locals_stays_its_own():
+    def loop(rate: float, steps: int) -> dict[str, object]:
+        settings = locals()
+        assert frames.local_values(sys._getframe(), "rate") == (rate,)
+        return {name: settings[name] for name in ("rate", "steps")}
+
+    assert loop(0.1, 7) == {"rate": 0.1, "steps": 7}
+
+
 def test_what_a_generator_holds_stays_its_own():
     def loop() -> Iterator[object]:
         outer = batch = Batch()
@@ -133,7 +142,7 @@ def test_the_garbage_collector_is_as_it_was(enabled: bool):
 
 
 def test_a_collection_beside_threads_that_end_does_not_stop_the_process():
-    """In 3.11 `sys._current_frames` by itself stands still here at once, with the interpreter's lock."""
+    """In 3.11 `sys._current_frames` by itself stands still here in most runs, with the interpreter's lock."""
     done = subprocess.run([sys.executable, "-c", COLLECTIONS], timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

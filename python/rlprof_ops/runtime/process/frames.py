@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 _CO_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the frame is a function's
+_OURS = 3  # references to such a dict: the frame's, our variable's, and the call's that counts them
 _MOST_FRAMES = 100
 # Before 3.12 garbage is collected at any allocation, also at those of `_current_frames` while it has the
 # interpreter's lock: with a finalizer that lets another thread run, the process stood still for good
@@ -25,11 +26,13 @@ def local_values(frame: FrameType, *names: str) -> tuple[Any, ...]:
     """Local variables of a frame, None where there are none.
 
     Before 3.13, Python fills a dict with all of a function's variables when `f_locals` is read, and keeps it
-    with the frame: what the function deletes later would live until it returns.
+    with the frame: what the function deletes later would live until it returns. It is emptied, unless
+    somebody else has it too, as a function that called `locals()`.
     """
     found = frame.f_locals
     values = tuple(found.get(name) for name in names)
-    if isinstance(found, dict) and frame.f_code.co_flags & _CO_OPTIMIZED:  # else it is the namespace itself
+    is_copy = isinstance(found, dict) and frame.f_code.co_flags & _CO_OPTIMIZED  # else the namespace itself
+    if is_copy and sys.getrefcount(found) <= _OURS:
         found.clear()
     return values
 
