@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,11 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops import env_names
+from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.machine import gpu_faults
+from rlprof_ops.recorder.node_recorder import NodeRecorder
+from rlprof_ops.recorder.record_file import FOLDER, read_folder
 from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
 from rlprof_ops.recorder.samples.host_samples import HostSamples
@@ -112,6 +118,27 @@ def test_engines_by_their_endpoint(endpoint: str, tmp_path: Path) -> None:
     (found,) = engines.look()
     assert (found.running, found.waiting, found.cache_permille, found.preemptions) == (32, 3, 875, 5)
     assert 1000 < found.tokens_s <= 10_000 and found.prompt_tokens_s == 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_tokens_of_an_engine_are_read_back_whole_however_late_or_rare_its_looks_are(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setenv(env_names.ENGINES, endpoint)
+    recorder = NodeRecorder(tmp_path, "n1")
+    monkeypatch.setattr(recorder, "every", lambda: every)
+    for number in range(7):
+        time.sleep(random.uniform(0.1, 0.4))
+        recorder.look()
+        if number == 3:
+            recorder.seal()
+    recorder.seal()
+    found = []
+    for block in read_folder(tmp_path / FOLDER):
+        rows_of = rows.LAYOUT[rows.ENGINE][0].iter_unpack(block.sections.get(rows.ENGINE, b""))
+        found += [(block.base_ns + row[0] * rows.TENTH_NS, row[6]) for row in rows_of]
+    told = [(now - then) / 1e9 * rate for (then, _), (now, rate) in itertools.pairwise(found)]
+    assert told == pytest.approx([1000 * every] * (6 // every), rel=0.001)
 
 
 def test_a_server_is_found_by_its_command_line(tmp_path: Path) -> None:

@@ -39,13 +39,15 @@ class NodeRecorder:
         self._steps: list[ToldStep] = []
         self._windows: list[WindowMark] = []
         self._throttled: dict[int, tuple[float, int]] = {}
+        self._engine_rows: dict[str, tuple[int, float, float]] = {}  # url -> the last row's time, and tokens
         self._latest: tuple[HostSample | None, list[GpuSample], list[EngineSample]] = (None, [], [])
 
     def look(self) -> None:
         """One second's look, kept on the node's disk at once."""
+        engines = self._engines.look()  # before the row's time is: one that hangs answers late
         t_ns, now = time.time_ns(), time.monotonic()
         seconds, self._then = now - self._then, now
-        host, gpus, engines = self._host.look(), self._gpus.look(), self._engines.look()
+        host, gpus = self._host.look(), self._gpus.look()
         steps, windows = self._marks.look()
         self._latest = (host, gpus, engines)
         self._steps += steps
@@ -70,7 +72,7 @@ class NodeRecorder:
         if not self._file.base_ns:
             self._file.begin(t_ns)
             self._names = rows.Names.new()
-        t = (t_ns - self._file.base_ns) // 100_000_000
+        t = (t_ns - self._file.base_ns) // rows.TENTH_NS
         found: list[tuple[int, bytes]] = []
         if self._looks % self.every() == 0:
             found += [
@@ -103,12 +105,28 @@ class NodeRecorder:
             for engine in (each for each in engines if not each.silent):
                 number = self._names.number(engine.url)
                 values = (engine.running, engine.waiting, engine.cache_permille, engine.preemptions)
-                row = rows.pack(rows.ENGINE, t, number, *values, engine.tokens_s, engine.prompt_tokens_s)
+                row = rows.pack(rows.ENGINE, t, number, *values, *self._rates(engine, t))
                 found.append((rows.ENGINE, row))
         for step in steps:
             found += self._step_rows(step)
         fresh, self._names.fresh = self._names.fresh, []
         self._file.add([(rows.NAME, row) for row in fresh] + found)
+
+    def _rates(self, engine: EngineSample, t: int) -> tuple[float, float]:
+        """Tokens and prompt tokens a second since the row before, by the times of the two rows: a reader gets
+        the counts back, however late or rare the looks are. A counter that fell was begun anew.
+        """
+        at_ns = self._file.base_ns + t * rows.TENTH_NS
+        before_ns, made, prompted = self._engine_rows.get(engine.url, (at_ns, 0.0, 0.0))
+        if before_ns == at_ns and engine.url in self._engine_rows:
+            return 0.0, 0.0
+        self._engine_rows[engine.url] = (at_ns, engine.made, engine.prompted)
+        seconds = (at_ns - before_ns) / 1e9
+        if seconds <= 0:  # the first row, or the clock was set back
+            return 0.0, 0.0
+        grown = ((engine.made, made), (engine.prompted, prompted))
+        tokens, prompts = ((now - then if now >= then else now) / seconds for now, then in grown)
+        return tokens, prompts
 
     def _step_rows(self, step: ToldStep) -> list[tuple[int, bytes]]:
         name = rows.process_name(step.worker, step.rank, step.pid, step.leads)

@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 
 GPU, HOST, ENGINE, STEP, PHASE, NAME = range(1, 7)
+TENTH_NS = 100_000_000
 
 # (format, names of the fields); all little endian, nothing padded.
 LAYOUT: dict[int, tuple[struct.Struct, tuple[str, ...]]] = {

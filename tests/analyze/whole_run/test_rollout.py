@@ -57,6 +57,31 @@ def test_every_number_is_what_the_engines_said(tmp_path: Path) -> None:
     assert "95 % after 65 % (then 14.0 s more)" in text and "12 preempted a step" in text
 
 
+@pytest.mark.parametrize("rests", [True, False])
+def test_tokens_beside_a_look_at_rest_are_the_phases_own(tmp_path: Path, rests: bool) -> None:
+    """An engine at 100 tokens/s from 0.4 to 6.3 s of each step of 10 s, looked at at full seconds. With two
+    requests of somebody else's at all times, nobody knows whose the tokens at the borders are.
+    """
+    from tests.recorder.recorded import SECOND, write_record
+
+    from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep
+
+    begin_s, end_s = 0.4, 6.3
+    phases = {"generation": Phase(1, begin_s, end_s - begin_s, end_s - begin_s)}
+    told, says = [], {}
+    for step in range(1, 5):
+        base = 1_760_000_000 + 10 * step
+        told.append([ToldStep("driver", 0, 1, True, step, base * SECOND, 10.0, phases)])
+        for second in range(10):
+            rate = 100 * max(0.0, min(second, end_s) - max(second - 1, begin_s))
+            running = 8 if begin_s < second < end_s else 0
+            says[base + second] = (running if rests else running + 2, 0, 500, 0, rate, 0.0)
+    write_record(tmp_path, "n1", told, engine=says)
+    found = whole_run(tmp_path)
+    assert found is not None and found.rollout is not None and found.rollout.steps == 4
+    assert (found.rollout.tokens == pytest.approx(590, abs=1)) is rests
+
+
 def test_few_requests_tell_no_share_that_is_less_than_one_of_them(tmp_path: Path) -> None:
     from tests.recorder.recorded import SECOND, write_record
 

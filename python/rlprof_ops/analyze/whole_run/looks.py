@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from rlprof_ops.recorder import rows
+
 Integers = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 MOST_LOOKS = 30_000  # of a node that are kept one by one: eight hours
-_TENTH_NS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class EngineRows:
     def add(self, base_ns: int, names: dict[int, str], found: npt.NDArray[np.void]) -> None:
         for number in np.unique(found["engine"]):
             mine = found[found["engine"] == number]
-            t_ns = base_ns + mine["t"].astype(np.int64) * _TENTH_NS
+            t_ns = base_ns + mine["t"].astype(np.int64) * rows.TENTH_NS
             self._parts[names.get(int(number), str(number))].append((t_ns, mine))
 
     def looks(self) -> EngineLooks:

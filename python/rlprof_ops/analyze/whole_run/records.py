@@ -20,7 +20,6 @@ from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
 CALLS = re.compile(r"reward|score|tool|judge|verif|env(?!elop)", re.IGNORECASE)
 GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
-_TENTH_NS = 100_000_000
 _FEW_NODES = 8  # read in this process
 _LETTERS = {"B": "u1", "H": "<u2", "I": "<u4", "q": "<i8", "f": "<f4"}
 
@@ -192,7 +191,7 @@ def _keep(
     figures: Sequence[Column],
     captured: Sequence[Interval],
 ) -> None:
-    t_ns = block.base_ns + tenths.astype(np.int64) * _TENTH_NS
+    t_ns = block.base_ns + tenths.astype(np.int64) * rows.TENTH_NS
     inside = np.zeros(len(t_ns), bool)
     for begin, end in captured:
         inside |= (t_ns >= begin) & (t_ns <= end)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rlprof_ops.analyze.whole_run.looks import EngineLooks, Integers
 from rlprof_ops.analyze.whole_run.looks import Floats as Looked
@@ -20,6 +21,7 @@ POINTS = 40  # of the curves over the phase
 _MOST_PHASES = 200  # that the curves are means of
 _HELD_NS = 30_000_000_000  # how long a look holds where no next one comes
 _LEAST_LOOKS = 3  # in a phase
+_REST_NS = 3_000_000_000  # a longer gap between two looks may hold a phase that is not counted
 
 Window = tuple[int, int, int]  # step, begin, end
 
@@ -112,8 +114,8 @@ def _sums(engines: Sequence[EngineLooks], windows: Sequence[Window]) -> _Sums:
     preempted = np.zeros(len(windows), np.int64)
     full = 0
     for looks in engines:
-        made += _within(looks.t_ns, looks.made, begins, ends)
-        prompt += _within(looks.t_ns, looks.prompt, begins, ends)
+        made += _within(looks, looks.made, begins, ends)
+        prompt += _within(looks, looks.prompt, begins, ends)
         first, last = (np.searchsorted(looks.t_ns, edge, side="right") for edge in (begins, ends))
         counted = np.concatenate(([0], np.cumsum(looks.preempted, dtype=np.int64)))
         preempted += counted[last] - counted[first]
@@ -122,11 +124,26 @@ def _sums(engines: Sequence[EngineLooks], windows: Sequence[Window]) -> _Sums:
     return _Sums(made, prompt, int(preempted.sum()), int((preempted > 0).sum()), full)
 
 
-def _within(t_ns: Integers, done: Looked, begins: Integers, ends: Integers) -> float:
-    """What was done in the phases; evenly between two looks, for no more is known."""
+def _within(looks: EngineLooks, done: Looked, begins: Integers, ends: Integers) -> float:
+    """What was done in the phases. Between two looks evenly, for no more is known; but nothing between a
+    phase and a look at which the engines had no request.
+    """
+    if not len(looks):
+        return 0.0
     summed = np.cumsum(done, dtype=np.float64)
-    total: Floats = np.interp(ends, t_ns, summed) - np.interp(begins, t_ns, summed)
+    before = np.searchsorted(looks.t_ns, begins, side="right") - 1
+    after = np.searchsorted(looks.t_ns, ends)
+    total: Floats = _so_far(looks, summed, ends, after) - _so_far(looks, summed, begins, before)
     return float(total.sum())
+
+
+def _so_far(looks: EngineLooks, summed: Floats, at: Integers, beside: npt.NDArray[np.intp]) -> Floats:
+    """Of `summed`, what was done until `at`; `beside`: the looks next to it, outside the phases."""
+    known = np.clip(beside, 0, len(looks) - 1)
+    rests = (known == beside) & (looks.in_flight[known] == 0)
+    rests &= np.abs(looks.t_ns[known] - at) < _REST_NS
+    even: Floats = np.interp(at, looks.t_ns, summed)
+    return np.where(rests, summed[known], even)
 
 
 def _curves(engines: Sequence[EngineLooks], windows: Sequence[Window]) -> dict[str, Floats]:

@@ -52,18 +52,18 @@ class NsysSessionRecorder:
         self._target: Path | None = None
         self._metrics: NodeTurn | None = None
         self._adopted = False
-        self._took_s = 0.0  # the last start
+        self._took_s: tuple[float, ...] = ()  # the last two starts
         self.collects_s = 0.0  # by the monotonic clock, since when the open window holds something
 
     @property
     def lead_s(self) -> float:
         """How long before it is to hold anything a window is to be opened now, in seconds.
 
-        `nsys start` collects 0.1 to 0.26 s after its call where little else runs. Where the last one took
-        longer it is called earlier by three quarters of that: from half to the whole of it again is then less
-        than half a second off, up to 2 s.
+        `nsys start` collects 0.1 to 0.26 s after its call where little else runs. Where both of the last two
+        took longer it is called earlier by three quarters of the shorter: from half to the whole of that
+        again is then less than half a second off, up to 2 s. One alone tells nothing: after 2.4 s came 0.2.
         """
-        least_s = max(_LEAD_S, 0.75 * self._took_s)
+        least_s = max(_LEAD_S, 0.75 * min(self._took_s) if len(self._took_s) == 2 else 0.0)
         with contextlib.suppress(OSError):  # nobody tells the load
             least_s = max(least_s, _S_A_LOAD * os.getloadavg()[0] / (os.cpu_count() or 1))
         return min(least_s, _LONGEST_LEAD_S)
@@ -82,7 +82,7 @@ class NsysSessionRecorder:
             self._give_back()
             raise
         self._target, self.collects_s = target, time.monotonic()
-        self._took_s = self.collects_s - called_s
+        self._took_s = (*self._took_s[-1:], self.collects_s - called_s)
         time.sleep(_SETTLE_S)
 
     def size_bytes(self) -> int:

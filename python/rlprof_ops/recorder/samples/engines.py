@@ -44,7 +44,8 @@ class EngineSample:
     """One look at one server. `idle_s`: for how long it has made no token and taken no prompt; looked at more
     closely from IDLE_S on: `cores` its processes compute, and `stopped` is one of them that SIGSTOP holds.
     `silent`: it runs and answers no more, and the other figures are its last ones; or it never told any, and
-    then it is a sample only while `stopped`. `pid` 0: not known.
+    then it is a sample only while `stopped`. `pid` 0: not known. `made`, `prompted`: the tokens and those of
+    prompts that it has told of in all.
     """
 
     url: str
@@ -59,6 +60,8 @@ class EngineSample:
     cores: float = 0.0
     stopped: int = 0
     silent: int = 0
+    made: float = 0.0
+    prompted: float = 0.0
 
 
 @dataclass
@@ -196,6 +199,8 @@ class Engines:
             max(0.0, tokens) / seconds,
             max(0.0, prompts) / seconds,
             server.pid,
+            made=made,
+            prompted=taken,
         )
 
 
