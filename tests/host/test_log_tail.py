@@ -21,4 +21,7 @@ def test_a_reason_takes_the_line_that_names_the_exception():
     lines = SAID.splitlines()
     assert foreign.in_one_line(SAID) == f"{lines[0]} {lines[2]}"
     assert foreign.in_one_line("\n".join(lines[:2])) == f"{lines[0]} raise Exception("
+    logged = "2026-11-27 04:12:40,120\tERROR services.py:1357 -- Failed to start the dashboard"
+    quoted = "2026-11-27 04:13:01,268\tINFO head.py:296 -- Loaded 9 subprocess modules"
+    assert foreign.in_one_line(f"{lines[0]}\n{logged}\n{quoted}") == f"{lines[0]} {logged}"
     assert foreign.in_one_line("told to end") == "told to end" and foreign.in_one_line("\n") == ""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,36 @@ def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):
     ):
         start(one, monkeypatch, tmp_path, comes_up_at=9)
     assert (tmp_path / "tries").read_text() == "xx"
+
+
+@pytest.mark.ray
+def test_a_real_rays_error_comes_before_the_end_of_its_dashboards_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its dashboard may take 60 s, or 20 before Ray 2.50, which a Python on a busy file system takes longer
+    than. Ray then prints twenty lines of the dashboard's own log, in which nothing is wrong.
+    """
+    monkeypatch.setenv("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "0")
+    one, short = node(tmp_path, RLPROF_RAY_START_TRIES="1"), tempfile.mkdtemp(dir="/tmp")  # holds sockets
+    Path(one.environment()["RAY_AUTH_TOKEN_PATH"]).write_text(secrets.token_hex(32))
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0",
+            "--dashboard-port=0", "--include-dashboard=true", f"--temp-dir={short}"]  # fmt: skip
+    monkeypatch.setattr(node_ray, "start_argv", lambda *_: argv)
+
+    async def scene() -> None:
+        try:
+            await one.ray.find_or_start(asyncio.get_running_loop().time() + 120)
+        finally:
+            await one.ray.stop()
+
+    try:
+        with pytest.raises(RlprofError) as raised:
+            asyncio.run(scene())
+    finally:
+        shutil.rmtree(short, ignore_errors=True)
+    first, error, *_ = str(raised.value).splitlines()
+    assert first == "node n1: `ray start` ended; its last words:"
+    assert "ERROR" in error and "Failed to start the dashboard" in error
 
 
 def test_a_job_that_a_profiled_process_submits_is_nobody_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

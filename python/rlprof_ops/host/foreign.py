@@ -23,6 +23,7 @@ MOST_BYTES = 256 << 20
 EXCEPTION = re.compile(
     r"^(?:\(\w+ pid=\d+\) |\[rank\d+\]: )?[\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b"
 )
+LOGGED_ERROR = re.compile(r"^\S+ \S+\s+(?:ERROR|CRITICAL)\s.* -- ")  # as Ray's logger writes one
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MOST_WHOLE = 1 << 63  # as far as columns and clocks go
 _Path = str | os.PathLike[str]
@@ -69,9 +70,10 @@ def tail(path: _Path, most_bytes: int = 1 << 16) -> str:
 
 def in_one_line(said: str) -> str:
     """Of a message that quotes a log: its first line, and the line of the log that says most, the last one
-    that names an exception or else the last."""
+    that names an exception, else the first that Ray logged as an error, else the last."""
     first, *quoted = [line.strip() for line in said.splitlines() if line.strip()] or [""]
-    named = [line for line in quoted if EXCEPTION.match(line)] or quoted
+    errors = [line for line in quoted if LOGGED_ERROR.match(line)][:1]
+    named = [line for line in quoted if EXCEPTION.match(line)] or errors or quoted
     return " ".join([first, *named[-1:]])
 
 

@@ -23,6 +23,7 @@ _STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
 _UP = b"Ray runtime started"
 _BLOCK = 1 << 16
 _LOOK_S = 0.1
+_MOST_QUOTED = 60  # lines that one failed start prints
 _DASHBOARD_PORT, _CLIENT_PORT = 8265, 10001  # Ray's own, which trainers' guides have in their commands
 _FIRST_WITH_TOKEN = (2, 52)
 
@@ -217,5 +218,9 @@ class RayProcess:
                 await asyncio.wait({gone}, timeout=_LOOK_S)
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines of Ray's own output, for a message that says why it did not start."""
-        return "\n".join(foreign.tail(self.log).splitlines()[-lines:])
+        """The last lines of Ray's own output, for a message that says why it did not start. After the error
+        that its dashboard did not, Ray prints the end of that one's log: the error comes first then.
+        """
+        said = foreign.tail(self.log).splitlines()
+        errors = [line for line in said[-_MOST_QUOTED:-lines] if foreign.LOGGED_ERROR.match(line)]
+        return "\n".join([*errors[:1], *said[-lines:]])
