@@ -74,8 +74,8 @@ def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):
 def test_a_real_rays_error_comes_before_the_end_of_its_dashboards_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its dashboard may take 60 s, or 20 before Ray 2.50, which a Python on a busy file system takes longer
-    than. Ray then prints twenty lines of the dashboard's own log, in which nothing is wrong.
+    """Its dashboard may take 60 s (Ray 2.60; 2.49: 20 s), and a busy machine takes longer. Ray then prints
+    twenty lines of the dashboard's own log, in which nothing is wrong.
     """
     monkeypatch.setenv("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "0")
     one, short = node(tmp_path, RLPROF_RAY_START_TRIES="1"), tempfile.mkdtemp(dir="/tmp")  # holds sockets
