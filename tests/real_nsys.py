@@ -31,10 +31,10 @@ def profile(
 ) -> subprocess.CompletedProcess[str]:
     """The report of a program that ends well. `run`: a command, or the code of a Python program."""
     words = [sys.executable, "-c", run] if isinstance(run, str) else run
-    return _nsys(command(output, "--force-overwrite=true", *options, run=words), {**os.environ, **env})
+    return run_well(command(output, "--force-overwrite=true", *options, run=words), {**os.environ, **env})
 
 
-def _nsys(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run_well(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run to its good end, at most three times: nsys 2023.4 fails now and then on a busy machine."""
     for _ in range(3):
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180)
@@ -48,7 +48,7 @@ def _nsys(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProces
 def export(report: Path, folder: Path) -> Path:
     """nsys's own SQLite export of a report, in a new folder below `folder`."""
     target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
-    _nsys(["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)], os.environ)
+    run_well(["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)], os.environ)
     return target
 
 
@@ -87,7 +87,7 @@ def nvtx_sum(report: Path, folder: Path) -> dict[str, int]:
     home = Path(str(shutil.which("nsys"))).resolve().parent
     made = export(report, folder)
     argv = [sys.executable, "-c", _NVTX_SUM, str(home / "reports" / "nvtx_sum.py"), str(made)]
-    said = _nsys(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
+    said = run_well(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
     rows = csv.DictReader(io.StringIO(said.strip()))
     return {row["Range"].removeprefix("rlprof:"): int(row["Instances"]) for row in rows}
 

@@ -235,12 +235,10 @@ def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, fol
     breaks = "exit 1" if left == "all" else 'truncate -s 20000 "$4"; exit 1'
     (node / folder).mkdir(parents=True, exist_ok=True)
     name = "policy_worker_rank0_step3-4_n1_7"
-    argv = real_nsys.command(
-        node / folder / name, run=[sys.executable, "-c", TRAINER.replace("60", "0"), "3", "4"]
-    )
+    program = [sys.executable, "-c", TRAINER.replace("60", "0"), "3", "4"]
+    argv = real_nsys.command(node / folder / name, "--force-overwrite=true", run=program)
     argv[0] = str(slow_nsys(tmp_path / "nsys", after=breaks))
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    subprocess.run(argv, env=env, capture_output=True, timeout=180, check=True)
+    real_nsys.run_well(argv, {**os.environ, "TMPDIR": str(tmp_path)})
     assert {path.name for path in (node / folder).iterdir()} == {f"{name}.nsys-rep", f"{name}.qdstrm"}
     os.utime(node / folder / f"{name}.nsys-rep", (1e9, 1e9))
     (tmp_path / "run").mkdir()

@@ -23,7 +23,7 @@ _STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
 _UP = b"Ray runtime started"
 _BLOCK = 1 << 16
 _LOOK_S = 0.1
-_MOST_QUOTED = 60  # lines that one failed start prints
+_MOST_QUOTED = 80  # lines that one failed start prints: 62 of Ray 2.60 with Python 3.11
 _DASHBOARD_PORT, _CLIENT_PORT = 8265, 10001  # Ray's own, which trainers' guides have in their commands
 _FIRST_WITH_TOKEN = (2, 52)
 
