@@ -182,7 +182,8 @@ class Engines:
         if not figures:
             return None
         now = time.monotonic()
-        made, taken = _first(figures, _TOKENS), _first(figures, _PROMPT)
+        # A counter that an answer leaves out stands still; one that fell would be an engine that began anew.
+        made, taken = _first(figures, _TOKENS, server.made), _first(figures, _PROMPT, server.taken)
         begun = server.t_s > 0
         tokens, prompts = (made - server.made, taken - server.taken) if begun else (0.0, 0.0)
         seconds = max(now - server.t_s, 1e-3)
@@ -229,5 +230,5 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-def _first(figures: dict[str, float], names: tuple[str, ...]) -> float:
-    return next((figures[name] for name in names if name in figures), 0.0)
+def _first(figures: dict[str, float], names: tuple[str, ...], without: float = 0.0) -> float:
+    return next((figures[name] for name in names if name in figures), without)
