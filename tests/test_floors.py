@@ -52,7 +52,7 @@ BUDGET = {
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 12666,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
-    "doctor": 531,  # doctor, submitit_job and demo: 1,700
+    "doctor": 545,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (14)
     "submitit_job": 716,
     "demo": 625,  # the run folder is named by job.attempt
 }

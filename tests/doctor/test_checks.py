@@ -391,3 +391,34 @@ def test_a_host_that_is_reached_by_no_name(monkeypatch, resolves, knobs, state):
     monkeypatch.setattr(node_resources.socket, "getaddrinfo", lambda *_: answer)
     found = node_resources.network(Settings.load(knobs), {"NCCL_SOCKET_IFNAME": "ib0"})
     assert found.state == state and "NCCL_SOCKET_IFNAME=ib0" in found.said
+
+
+@pytest.mark.parametrize(
+    ("on", "groups", "state"),
+    [
+        ("1", "0::/", WARN),
+        ("0", "0::/", OK),
+        (None, "0::/", OK),
+        ("1", "0::/slurm/job_7", OK),
+        ("1", "0::/user", WARN),  # a group without the controller of CPUs
+        ("1", "4:memory:/job\n3:cpu,cpuacct:/job_7\n0::/", OK),
+        ("1", "4:memory:/job\n3:cpuset:/job\n1:cpu:/\n0::/", WARN),
+    ],
+)
+def test_autogroups_that_no_cpu_cgroup_overrides_are_warned_of(tmp_path, on, groups, state):
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(groups + "\n")
+    if on is not None:
+        (tmp_path / "sys/kernel/sched_autogroup_enabled").write_text(on + "\n")
+    (tmp_path / "groups/slurm/job_7").mkdir(parents=True)
+    (tmp_path / "groups/slurm/job_7/cpu.weight").write_text("100\n")
+    (tmp_path / "groups/user").mkdir()
+    found = node_resources.autogroups(tmp_path, tmp_path / "groups")
+    assert (found.state, bool(found.fix)) == (state, state == WARN)
+
+
+def test_the_autogroups_of_this_machine_are_as_the_kernel_says():
+    knob = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    on = knob.exists() and knob.read_text().strip() == "1"
+    assert on or node_resources.autogroups().state == OK

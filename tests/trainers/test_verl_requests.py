@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
+from rlprof_ops.doctor.node_resources import autogroups
 from tests.analyze.as_data import answer_of
 from tests.real_nsys import session_start_ns
 from tests.reports_held import held_by
@@ -22,7 +23,7 @@ from tests.trainers.local_job import LocalJob
 
 pytestmark = [pytest.mark.long, pytest.mark.nsys, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 1200)]
 STEPS = 5
-ANSWERS, LIMIT = 16, 128
+ANSWERS, LIMIT = 16, 192
 UPDATES = 4  # of the model, in one task of the actor
 OVERRIDES = (
     # One request at a time takes seconds, of which a window holds a part; verl has its engines' figures off.
@@ -34,7 +35,7 @@ OVERRIDES = (
     "trainer.total_epochs=1000",
 )
 WITHIN_S = 0.5
-AT_S, FOR_S = 2.0, 3.5  # nsys is called up to 1.5 s before, and has taken 3.1 s to start
+AT_S, FOR_S = 2.0, 3.5
 HOST = {"backend": "memory", "options": {"host": True, "interval_ms": 10}}
 CAPTURES: list[dict[str, Any]] = [
     {"workers": ["rollout"], "steps": "2, 4", "at": "gen+2s", "for": "3500ms", "options": {"t": "nvtx"}},
@@ -127,10 +128,10 @@ def test_a_window_inside_a_step_is_where_the_manifest_says(job: LocalJob, tasks:
         begin_s = session_start_ns(job.run / capture.report, tmp_path) / 1e9 - began_s
         print(f"step {capture.start}: collected from {begin_s:.3f} s, manifest {capture.taken_s}")
         assert capture.taken_s[0] == pytest.approx(begin_s, abs=0.2)
-        # Never before; it is late by what nsys needs to start, which on a busy machine nothing bounds.
-        assert AT_S - WITHIN_S <= begin_s <= capture.taken_s[1]
-        assert capture.state == "ok" or begin_s > AT_S + WITHIN_S, capture.reason  # generation may be over
-        assert capture.taken_s[1] + 0.001 >= AT_S + FOR_S
+        # With the kernel's autogroups nsys starts 1 to 4 s late beside verl's engine.
+        assert begin_s == pytest.approx(AT_S, abs=WITHIN_S), autogroups()
+        assert capture.state == "ok", capture.reason
+        assert capture.taken_s[1] == pytest.approx(AT_S + FOR_S, abs=WITHIN_S)
         held = held_by("nsight", job.run / capture.report, tmp_path)
         assert "generation" in held.names
         assert begin_s <= held.first_s - began_s <= held.last_s - began_s <= capture.taken_s[1] + WITHIN_S

@@ -46,6 +46,7 @@ def here(
         "other profilers": profilers.other_users,
         "room": lambda: node_resources.room(settings, folder),
         "node folder": lambda: node_resources.node_root(settings),
+        "autogroups": lambda: [node_resources.autogroups()],
         "network": lambda: [node_resources.network(settings, os.environ)],
         "ports": lambda: node_resources.port_check(settings),
     }

@@ -1,4 +1,6 @@
-"""Node resources: disk, shared memory, open files, ports, and the length of Ray's socket paths."""
+"""Node resources: disk, shared memory, open files, ports, shares of CPUs, and the length of Ray's socket
+paths.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +102,31 @@ def _file_system(path: Path, mounts: str) -> str:
         if place is not None and path.is_relative_to(place) and len(place.parts) >= best:
             best, kind = len(place.parts), after.split()[0]
     return kind
+
+
+def autogroups(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CheckResult:
+    """Whether each session has an equal share of a CPU, however many threads it has (sched(7), "The autogroup
+    feature"): beside threads that fill the CPUs, what opens a window then waits for seconds. A CPU cgroup
+    overrides that; of version 1 it is in the line of `cpu`, of version 2 it has a `cpu.weight`.
+    """
+    title, knob = "autogroups", "kernel.sched_autogroup_enabled"
+    try:
+        on = (proc / "sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+        groups = [line.split(":", 2)[1:] for line in (proc / "self/cgroup").read_text().splitlines()]
+    except OSError:
+        return CheckResult(title, OK, "this kernel has none")
+    if not on:
+        return CheckResult(title, OK, f"{knob} is 0")
+    for controllers, path in groups:
+        version_2 = not controllers and (cgroups / path.lstrip("/") / "cpu.weight").exists()
+        if version_2 or ("cpu" in controllers.split(",") and path != "/"):
+            return CheckResult(title, OK, f"this process is in the CPU cgroup {path}, which overrides them")
+    return CheckResult(
+        title,
+        WARN,
+        f"{knob} is 1, and no CPU cgroup overrides it",
+        "windows open seconds late where training fills the CPUs: run jobs in a CPU cgroup, or set it to 0",
+    )
 
 
 _SAID_OF_NETWORK = ("RLPROF_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")
