@@ -4,8 +4,7 @@
 #
 # usage: env/setup_test_machine.sh [--check] [slurm] [nsys] [chromium] [lint] [compiler] [python]
 #
-# Without a part: all of them but `python`, which is what `python3 -m venv` needs, and the kernel's autogroups are switched off
-# (below). --check changes nothing and prints a line a part,
+# Without a part: all of them but `python`, which is what `python3 -m venv` needs. --check changes nothing and prints a line a part,
 #     slurm ok
 #     chromium missing: not installed, and not root
 # Exit code 0 unless a part is missing in the end (--check: always 0).
@@ -126,19 +125,6 @@ setup::install() {
     [ -z "${why}" ] || common::err "${part} was installed, but: ${why}"
 }
 
-# Equal shares of the CPUs for sessions (sched(7)) let a program wait for seconds beside a trainer that fills them: 1 to 4 s for
-# `nsys start` on two cores, 0.2 s without. A job of a Slurm with CPU cgroups has no such shares.
-setup::without_autogroups() {
-    local -r knob=/proc/sys/kernel/sched_autogroup_enabled
-
-    [ "$(cat "${knob}" 2> /dev/null)" = 1 ] || return 0
-    if (echo 0 > "${knob}") 2> /dev/null; then
-        common::log "kernel.sched_autogroup_enabled is 0 until this machine starts anew; 'sysctl -w kernel.sched_autogroup_enabled=1' undoes it"
-    else
-        common::log "kernel.sched_autogroup_enabled is 1 and cannot be set: tests of times may fail where the CPUs are full"
-    fi
-}
-
 main() {
     local check="" failed="" part
     local -a parts=()
@@ -150,10 +136,7 @@ main() {
         esac
         if [ "${part}" = --check ]; then check=1; else parts+=("${part}"); fi
     done
-    if [ "${#parts[@]}" -eq 0 ]; then
-        read -ra parts <<< "${DEFAULT_PARTS}"
-        [ -n "${check}" ] || setup::without_autogroups
-    fi
+    [ "${#parts[@]}" -gt 0 ] || read -ra parts <<< "${DEFAULT_PARTS}"
 
     for part in "${parts[@]}"; do
         if [ -z "${check}" ] && [ "$(id -u)" = 0 ] && [ -n "$(setup::lacking "${part}")" ]; then
