@@ -35,7 +35,7 @@ MOST_FILES = 14
 # at most. The comment says what today's features fit in.
 BUDGET = {
     "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
-    "host": 1202,  # host, job and slurm: 1,600; storage without answer, Ray's task, to whom a process talks
+    "host": 1209,  # host, job and slurm: 1,600; storage, Ray's task, to whom a process talks, its control groups
     "job": 879,  # and the rows of run.json, what of it is written without a supervisor, exit codes (of head)
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
@@ -47,12 +47,12 @@ BUDGET = {
     "rayenv": 779,  # 900; the pattern that matched, a patched Ray, rlprof wrap, --rank, PYTHONPATH (27)
     "collect": 3586,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3786,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
-    "recorder": 2765,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), tokens
+    "recorder": 2762,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), tokens
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 12666,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
-    "doctor": 545,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (14)
+    "doctor": 544,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (13)
     "submitit_job": 716,
     "demo": 625,  # the run folder is named by job.attempt
 }

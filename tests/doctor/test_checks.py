@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -407,8 +408,8 @@ def test_a_host_that_is_reached_by_no_name(monkeypatch, resolves, knobs, state):
 )
 def test_autogroups_that_no_cpu_cgroup_overrides_are_warned_of(tmp_path, on, groups, state):
     (tmp_path / "sys/kernel").mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text(groups + "\n")
+    (tmp_path / str(os.getpid())).mkdir()
+    (tmp_path / str(os.getpid()) / "cgroup").write_text(groups + "\n")
     if on is not None:
         (tmp_path / "sys/kernel/sched_autogroup_enabled").write_text(on + "\n")
     (tmp_path / "groups/slurm/job_7").mkdir(parents=True)
@@ -418,7 +419,11 @@ def test_autogroups_that_no_cpu_cgroup_overrides_are_warned_of(tmp_path, on, gro
     assert (found.state, bool(found.fix)) == (state, state == WARN)
 
 
-def test_the_autogroups_of_this_machine_are_as_the_kernel_says():
+def test_autogroups_are_told_by_what_the_kernel_says():
+    """A process in a CPU cgroup shows no difference, so that this says what holds without one."""
     knob = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    on = knob.exists() and knob.read_text().strip() == "1"
-    assert on or node_resources.autogroups().state == OK
+    if not knob.exists():
+        assert node_resources.autogroups().said == "this kernel has none"
+        return
+    on = knob.read_text().strip() == "1"
+    assert (node_resources.autogroups().said == "kernel.sched_autogroup_enabled is 0") == (not on)

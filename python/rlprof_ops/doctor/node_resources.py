@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult
-from rlprof_ops.host import ports
+from rlprof_ops.host import ports, processes
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.node.ray_process import port_knobs
 from rlprof_ops.words import size
@@ -112,20 +112,20 @@ def autogroups(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
     title, knob = "autogroups", "kernel.sched_autogroup_enabled"
     try:
         on = (proc / "sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
-        groups = [line.split(":", 2)[1:] for line in (proc / "self/cgroup").read_text().splitlines()]
     except OSError:
         return CheckResult(title, OK, "this kernel has none")
     if not on:
         return CheckResult(title, OK, f"{knob} is 0")
-    for controllers, path in groups:
+    for controllers, path in processes.control_groups(os.getpid(), proc):
         version_2 = not controllers and (cgroups / path.lstrip("/") / "cpu.weight").exists()
-        if version_2 or ("cpu" in controllers.split(",") and path != "/"):
+        if version_2 or ("cpu" in controllers and path != "/"):
             return CheckResult(title, OK, f"this process is in the CPU cgroup {path}, which overrides them")
     return CheckResult(
         title,
         WARN,
         f"{knob} is 1, and no CPU cgroup overrides it",
-        "windows open seconds late where training fills the CPUs: run jobs in a CPU cgroup, or set it to 0",
+        "windows open seconds late where training fills the CPUs: run jobs in a CPU cgroup, or have root run"
+        f" `sysctl -w {knob}=0` on the nodes",
     )
 
 

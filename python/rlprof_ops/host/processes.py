@@ -152,6 +152,18 @@ def state_of(pid: int) -> str:
     return stat[2] if stat else ""
 
 
+def control_groups(pid: int, proc: Path = _PROC) -> list[tuple[set[str], str]]:
+    """Controllers and path of each control group of a process, last that of version 2, which names no
+    controllers (cgroups(7)). Empty where the process is gone.
+    """
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = [line.split(":", 2)[1:] for line in sorted(lines, reverse=True)]
+    return [(set(controllers.split(",")) - {""}, path) for controllers, path in found]
+
+
 def start_time(pid: int) -> int | None:
     """When a process began, in clock ticks since boot; None when it is gone."""
     stat = _stat(pid)

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.host import processes
+
 _UNLIMITED = 1 << 60
 _ENDS_S = 10.0
 
@@ -69,14 +71,9 @@ class MemoryKills:
         return found
 
     def _group_of(self, pid: int) -> _Group | None:
-        try:
-            lines = (self._proc / str(pid) / "cgroup").read_text().splitlines()
-        except OSError:
-            return None
-        for line in sorted(lines, reverse=True):  # version 2 is "0::"
-            _, controllers, path = line.split(":", 2)
-            root = self._root / "memory" if "memory" in controllers.split(",") else self._root
-            if controllers == "" or root != self._root:
+        for controllers, path in processes.control_groups(pid, self._proc):
+            root = self._root / "memory" if "memory" in controllers else self._root
+            if not controllers or root != self._root:
                 group = _Group(root / path.lstrip("/"), root)
                 if any((group.folder / name).exists() for name in ("memory.events", "memory.oom_control")):
                     return group
