@@ -35,7 +35,7 @@ MOST_FILES = 14
 # at most. The comment says what today's features fit in.
 BUDGET = {
     "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
-    "host": 1209,  # host, job and slurm: 1,600; storage, Ray's task, to whom a process talks, its control groups
+    "host": 1209,  # host, job and slurm: 1,600; storage, Ray's task, whom one talks to, cgroups
     "job": 879,  # and the rows of run.json, what of it is written without a supervisor, exit codes (of head)
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
