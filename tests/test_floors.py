@@ -47,7 +47,7 @@ BUDGET = {
     "rayenv": 779,  # 900; the pattern that matched, a patched Ray, rlprof wrap, --rank, PYTHONPATH (27)
     "collect": 3586,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3786,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
-    "recorder": 2762,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), tokens
+    "recorder": 2763,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), tokens
     "submit": 469,  # submit, operate and commands: 2,600
     "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang

@@ -254,7 +254,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_named_with_the_limit(
         rf" \S*/{re.escape(group.name)} reached its limit of {LIMIT_MIB}\.0 MiB"
     )
     found = re.search(killed, status)
-    assert found and "onnection" not in status[: found.start()], (status, said)
+    assert found and "onnection" not in status[: found.start()], status
 
 
 def oom(pid: int, t_s: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops import env_names
+from rlprof_ops.host import processes
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.machine import gpu_faults
 from rlprof_ops.recorder.node_recorder import NodeRecorder
@@ -35,6 +36,8 @@ from rlprof_ops.recorder.samples.step_marks import StepMarks
 from rlprof_ops.runtime import marks, profiler
 from rlprof_ops.runtime.on_demand.group_state import GroupState
 from rlprof_ops.runtime.ranges.phase_times import phases_of
+from tests.faults import memory
+from tests.needs import need
 
 # As vLLM 0.11 and SGLang 0.5 print them, cut down.
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -301,11 +304,42 @@ def test_a_kill_belongs_to_who_ended_with_it(
     assert kills.look({10, 11, 12}) == []
     assert kills.look({11, 12}) == [], "killed before, or for another reason"
     counted(4)
+    if version == 1:  # as the kernel shows it from then on
+        (proc / "11/cgroup").write_text("4:memory:/\n1:cpu:/\n0::/\n")
+        (root / "memory/memory.oom_control").write_text("oom_kill_disable 0\noom_kill 0\n")
     assert kills.look({11, 12}) == [], "it takes its time to end"
     assert kills.look({12}) == [(11, 64 << 30, "/job_7/step_0")]
     now = time.monotonic()
     monkeypatch.setattr("time.monotonic", lambda: now + 60)
     assert kills.look(set()) == []
+
+
+SLOW_TO_END = """
+import os, sys
+kept = bytearray(os.urandom(1 << 20)) * 256  # all of it is freed as it ends
+with open(sys.argv[1], "w") as group:
+    group.write(str(os.getpid()))
+print(flush=True)
+sys.stdin.readline()
+taken = [bytearray(os.urandom(1 << 20)) for _ in range(4096)]
+"""
+
+
+def test_a_kill_is_found_however_often_one_looks() -> None:
+    """Also while the process ends, when the kernel already shows it elsewhere."""
+    need("memory_cgroup")
+    with memory.limited(32 << 20) as group:
+        argv = [sys.executable, "-c", SLOW_TO_END, str(group / "cgroup.procs")]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin and process.stdout and process.stdout.readline()
+            kills, looks = MemoryKills(), 0
+            assert kills.look({process.pid}) == []
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            while processes.state_of(process.pid) not in ("", "Z"):
+                assert kills.look({process.pid}) == []
+                looks += 1
+            assert [found[:2] for found in kills.look(set())] == [(process.pid, 32 << 20)], looks
 
 
 def test_a_rank_that_has_not_looked_closely_yet_may_be_in_a_collective(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 pl = importlib.import_module(os.environ.get("LIGHTNING", "lightning.pytorch"))
 BATCHES, MICRO_BATCHES, EPOCHS = 8, 2, 2
-FIRST, LAST = 4, 6  # of the calls of the schedule of Lightning's own profiler: from the second batch to the fifth
+FIRST, LAST = 4, 6  # calls of the schedule of Lightning's own profiler: from the second batch to the fifth
 
 
 class Data(torch.utils.data.Dataset):

@@ -65,7 +65,9 @@ class MemoryKills:
             if now - self._rose.get(group, -_ENDS_S) < _ENDS_S:
                 found.append((pid, group.limit_bytes, f"/{group.folder.relative_to(group.root)}"))
         for pid in alive:
-            if (lives_in := self._group_of(pid)) is not None:
+            lives_in = self._group_of(pid)
+            # Version 1 shows a process that ends in the highest group (the kernel's proc_cgroup_show).
+            if lives_in and (lives_in.folder != lives_in.root or pid not in self._groups):
                 self._groups[pid] = lives_in
         self._counted = {group: counted.get(group, group.kills) for group in {*self._groups.values()}}
         return found
