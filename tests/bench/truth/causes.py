@@ -1,6 +1,6 @@
 """How often a planted cause is the first finding, and how far off is what mending it is said to save.
 
-The tables of docs/report.md. first: the first finding is about the cause. anywhere: one is. wrong: runs in
+The tables of docs/accuracy.md. first: the first finding is about the cause. anywhere: one is. wrong: runs in
 which a rank, node, group, tail or pause is named that is none. What-ifs are off by a share of what the
 change really saves, by simulating again. A cause has to lead in 28 of 30 runs (--seeds), at most 1 of 60
 runs without one may name any, and a what-if be off by at most 10 % in the median and 25 % in the worst run.
