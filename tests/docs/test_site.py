@@ -42,11 +42,9 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["api.md", "backends.md", "cli.md", "knobs.md", "request.md", "schemas.md"])
-def test_generated_pages_are_those_of_the_code(name):
-    assert (DOCS / name).read_text() == generator().pages()[name], (
-        f"docs/{name} is old: python docs/generate.py"
-    )
+def test_generated_pages_are_those_of_the_code():
+    old = [name for name, text in generator().pages().items() if (DOCS / name).read_text() != text]
+    assert not old, f"{old} are old: python docs/generate.py"
 
 
 @pytest.fixture(scope="module")
