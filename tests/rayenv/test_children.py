@@ -19,7 +19,8 @@ from rlprof_ops.request import request_from_dict
 pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole]
 
 DRIVER = r'''
-import json, os, sys
+import json, os, sys, time
+from pathlib import Path
 import ray
 
 ray.init(num_cpus=1, include_dashboard=False, _temp_dir=sys.argv[1], logging_level="error", log_to_driver=False)
@@ -89,6 +90,10 @@ for engine in engines:
     ray.get(engine.start.remote(2, INNER), timeout=60)
     said.setdefault("engines", []).append(ray.get(engine.collective_rpc.remote("generate"), timeout=60))
 ray.get([engine.shutdown.remote() for engine in engines], timeout=60)
+# Their nsys still writes; the end of Ray would kill it, for which a job waits.
+written, until = Path(os.environ["RLPROF_NODE_DIR"], "inplace/nsight/vllm_tp_worker"), time.monotonic() + 90
+while len([*written.glob("*/*.nsys-rep")]) < 2 and time.monotonic() < until:
+    time.sleep(0.1)
 print("SAID", json.dumps(said), flush=True)
 '''
 
