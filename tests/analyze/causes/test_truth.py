@@ -10,7 +10,7 @@ from tests.bench.truth.causes import accused, off, row_of
 from tests.bench.truth.planted import CAUSES, LOOPS, NOISES, faster, without_cause
 
 SEEDS = range(40, 42)  # others than the tables'
-# Where a change may be worth no number: nobody waits for the reward, or the noise hides it (docs/accuracy.md).
+# Where a change may be worth no number: nobody waits for the reward, or noise hides it (docs/accuracy.md).
 SILENT = {("branch", "reward"), ("fully asynchronous", "train")}
 
 
