@@ -42,8 +42,8 @@ BUDGET = {
     "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
     "backends": 3132,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures, load
     "window": 971,  # 700; and windows inside a step, why one could not be (3), an end beside another one (3)
-    "trainers": 3805,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
-    "runtime": 3512,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, no frame held (37)
+    "trainers": 3832,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
+    "runtime": 3531,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, no frame held (37)
     "rayenv": 779,  # 900; the pattern that matched, a patched Ray, rlprof wrap, --rank, PYTHONPATH (27)
     "collect": 3586,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3786,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)

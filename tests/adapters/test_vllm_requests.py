@@ -60,7 +60,8 @@ class Log:
         self.tokens: list[RequestTokens | None] = []
         self.off, self.pid = False, finished_requests.os.getpid()
 
-    def add(self, row: EngineRequest, tokens: RequestTokens | None) -> None:
+    def add(self, make: Any, *arguments: Any) -> None:
+        row, tokens = make(*arguments)
         self.rows.append(row)
         self.tokens.append(tokens)
 
@@ -143,9 +144,7 @@ def test_an_engine_on_another_node_has_another_clock(engine: OutputProcessor) ->
 
 def test_of_an_abort_there_no_time_is_told_that_nothing_tells(engine: OutputProcessor) -> None:
     comes(engine, "a")
-    finished_requests._PROCESS.of(engine).requests["a-7f3a"] = (
-        engine.request_states["a-7f3a"], time.time_ns(), None
-    )  # fmt: skip
+    finished_requests._PROCESS.of(engine).requests["a-7f3a"].arrival_s = time.time()
     engine.process_outputs([output("a", 1)], 1_000_000_000.0)
     engine.abort_requests(["a-7f3a"], internal=True)
     [row] = rows()
@@ -163,14 +162,14 @@ def test_stop_strings_aborts_and_answers_of_one_prompt(engine: OutputProcessor) 
         ("stopped", 2, "stop"), ("given up#1", 1, "abort")
     ]  # fmt: skip
     assert not finished_requests._PROCESS.of(engine).requests
-    assert not finished_requests._PROCESS.of(engine).first
+    assert not finished_requests._PROCESS.of(engine).unbegun
 
 
 def test_what_goes_wrong_is_said_once_and_the_engine_goes_on(
     engine: OutputProcessor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comes(engine, "a")
-    del engine.request_states["a-7f3a"].prompt_len  # another version than ours
+    other = SimpleNamespace(request_id="a-7f3a", external_req_id="a", prompt_token_ids=[1], stats=None)
+    engine.add_request(other, "a prompt")  # another version than ours: it has no time
     comes(engine, "b")
     outputs = [output("a", 1, reason="stop")]
     assert engine.process_outputs(outputs, time.monotonic()) == ["whatever", "it returns"]
@@ -178,7 +177,7 @@ def test_what_goes_wrong_is_said_once_and_the_engine_goes_on(
     engine.process_outputs([output("b", 1, reason="stop")], time.monotonic())
     assert engine.abort_requests(["c-7f3a"], internal=True) == ["c-7f3a"]
     assert rows() == [] and finished_requests._PROCESS.off
-    assert capsys.readouterr().err.count("prompt_len") == 1
+    assert capsys.readouterr().err.count("arrival_time") == 1
 
 
 def test_off_means_untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -5,7 +5,7 @@ one token a pass; --prompt is the number of tokens of a prompt. CPU time of the 
 included: a pass of 256 requests while none waits for its first token, a pass while one does, and a request
 beside that.
 
---vllm is another measurement: steps of a real vLLM on this machine's CPU, with the tests' model of two layers
+--vllm is another measurement: steps of a real vLLM on this machine's CPU, with --layers of the tests' model
 (tests/trainers/environments.py). Steps with the hooks and without take turns in one process, each turn with
 two without: their ratio says how far one can be trusted here.
 """
@@ -114,9 +114,10 @@ def bench(
     prompt: int = 1000,
     vllm: bool = False,
     turns: int = 40,
+    layers: int = 2,
 ) -> None:
     if vllm:
-        real_steps(run, turns)
+        real_steps(run, turns, layers)
         return
     sides = {side: lambda side=side: measure(side, requests, tokens, prompt) for side in ("off", "on")}
     found = by_turns(sides, pairs)
@@ -127,13 +128,13 @@ def bench(
         run.row(name, *(f"{number:.2f}" for number in numbers), ratio(on, off)[1])
 
 
-def real_steps(run: Run, turns: int) -> None:
+def real_steps(run: Run, turns: int, layers: int) -> None:
     """The same steps of one engine with the log and without."""
     installed = environments.ensure("verl")
     order: list[str] = []
     by_turns({side: lambda side=side: order.append(side) for side in ("off", "on", "off again")}, turns)
     script = environments.HERE / "vllm_cpu" / "logged_steps.py"
-    argv = [installed.python, "-P", script, installed.data / "model", ",".join(order)]
+    argv = [installed.python, "-P", script, installed.data / "model", str(layers), ",".join(order)]
     with tempfile.TemporaryDirectory() as folder:
         said = spend(argv, environment({**ALONE, "RLPROF_NODE_DIR": folder})).output
         [path] = Path(folder, "requests").iterdir()

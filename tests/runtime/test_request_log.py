@@ -21,6 +21,10 @@ def told(name: str) -> EngineRequest:
     return EngineRequest(name, 12, 34, 1_000, None, None, 2_000, 3_000, None, "stop")
 
 
+def made(name: str) -> tuple[EngineRequest, None]:
+    return told(name), None
+
+
 @pytest.fixture
 def node_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
@@ -37,8 +41,8 @@ def lines(node_dir: Path) -> list[object]:
 
 def test_a_thread_writes_who_it_is_and_a_line_a_request(node_dir: Path) -> None:
     log = RequestLog("vllm")
-    log.add(told("a"))
-    log.add(told("b" * 300))
+    log.add(made, "a")
+    log.add(made, "b" * 300)
     wait_until(lambda: len(lines(node_dir)) == 3)
     first, *rows = lines(node_dir)
     assert isinstance(first, dict)
@@ -56,10 +60,10 @@ def test_a_full_file_says_so_and_nothing_more_is_taken(
     monkeypatch.setattr(request_log, "MOST_BYTES", 1000)
     log = RequestLog("vllm")
     for number in range(20):
-        log.add(told(f"request {number}"))
+        log.add(made, f"request {number}")
     log.flush()
     assert log.off
-    log.add(told("late"))
+    log.add(made, "late")
     log.flush()
     *_, last, full = lines(node_dir)
     assert isinstance(last, list) and last[0] == "request 19"
@@ -72,7 +76,7 @@ def test_rows_that_memory_does_not_hold_are_counted(node_dir: Path, monkeypatch:
     monkeypatch.setattr(request_log, "_EVERY_S", 3600)
     log = RequestLog("vllm")
     for number in range(5):
-        log.add(told(str(number)))
+        log.add(made, str(number))
     log.flush()
     assert lines(node_dir)[-1] == {"event": "lost", "count": 3}
     log.off = True
@@ -81,17 +85,30 @@ def test_rows_that_memory_does_not_hold_are_counted(node_dir: Path, monkeypatch:
 def test_a_folder_that_takes_nothing_is_said_once(node_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (node_dir / "requests").write_text("no folder")
     log = RequestLog("vllm")
-    log.add(told("a"))
+    log.add(made, "a")
     log.flush()
     assert log.off
     log.flush()
     assert capsys.readouterr().err.count("requests are no longer recorded") == 1
 
 
+def test_a_row_that_cannot_be_made_ends_the_log_and_takes_no_other_along(
+    node_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RequestLog("vllm")
+    log.add(made, "a")
+    log.add(made)
+    log.flush()
+    assert log.off
+    assert lines(node_dir)[1:] == [list(told("a"))]
+    assert capsys.readouterr().err.count("requests are no longer recorded: TypeError") == 1
+
+
 def test_what_was_taken_last_is_written_when_the_process_ends(tmp_path: Path) -> None:
     program = (
         "from rlprof_ops.runtime.request_log import RequestLog, EngineRequest\n"
-        "RequestLog('vllm').add(EngineRequest('a', 1, 2, 3, None, None, None, 4, None, 'abort'))\n"
+        "row = EngineRequest('a', 1, 2, 3, None, None, None, 4, None, 'abort')\n"
+        "RequestLog('vllm').add(lambda: (row, None))\n"
     )
     env = {**os.environ, "RLPROF_NODE_DIR": str(tmp_path), "PYTHONPATH": python_path(None)}
     subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=60)

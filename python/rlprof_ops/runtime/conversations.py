@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 BLOCK = 32  # tokens that are hashed at once
 MOST_ENDED = 8192  # answers that a next turn may follow
+MOST_PROMPTS = 256  # whose hashes are kept
 _CLOCKS_NS = 1_000_000  # by which the engine's clock and ours may disagree
 
 
@@ -45,6 +46,7 @@ class Conversations:
 
     def __init__(self) -> None:
         self._ended: dict[int, dict[tuple[int, ...], list[_Ended]]] = {}
+        self._blocks: dict[int, tuple[list[int], tuple[int, ...]]] = {}
         self._order: deque[tuple[int, tuple[int, ...]]] = deque()
 
     def place(
@@ -54,25 +56,29 @@ class Conversations:
         answer: Sequence[int],
         arrival_ns: int,
         finished_ns: int,
-        images: Iterable[str] = (),
+        images: Sequence[str] = (),
     ) -> Place:
         """The place of a finished request; call it in the order in which they were finished."""
-        chain = _hashes(0, prompt)
-        before = self._before(chain, prompt, arrival_ns)
+        asked = tuple(prompt)
+        same = hash(asked)
+        blocks = self._blocks.get(same)  # answers to one prompt come together
+        if blocks is None:
+            if len(self._blocks) > MOST_PROMPTS:
+                self._blocks.clear()
+            blocks = self._blocks[same] = _hashes(0, asked)
+        chain, rest = blocks
+        before = self._before(chain, asked, arrival_ns)
         if before is None:
-            seen = zlib.crc32("\n".join(images).encode())
-            whole = hash((chain[-1], *prompt[(len(chain) - 1) * BLOCK :], seen))
-            found = Place(whole, 1, None)
+            seen = zlib.crc32("\n".join(images).encode()) if images else 0
+            found = Place(hash((chain[-1], rest, seen)), 1, None)
         else:
             found = Place(before.group, before.turn + 1, before.first)
         if answer:
-            rest = [*prompt[(len(chain) - 1) * BLOCK :], *(answer[:-1] or answer)]
-            ends = _hashes(chain[-1], rest)
-            key, left = ends[-1], tuple(rest[(len(ends) - 1) * BLOCK :])
-            self._keep(key, left, _Ended(found.first or name, found.group, found.turn, finished_ns))
+            ends, left = _hashes(chain[-1], (*rest, *(answer[:-1] or answer)))
+            self._keep(ends[-1], left, _Ended(found.first or name, found.group, found.turn, finished_ns))
         return found
 
-    def _before(self, chain: Sequence[int], prompt: Sequence[int], arrival_ns: int) -> _Ended | None:
+    def _before(self, chain: Sequence[int], prompt: tuple[int, ...], arrival_ns: int) -> _Ended | None:
         """The longest answer with which a prompt begins; of equal ones the newest."""
         for blocks in range(len(chain) - 1, -1, -1):
             endings = self._ended.get(chain[blocks])
@@ -80,7 +86,7 @@ class Conversations:
                 continue
             begin = blocks * BLOCK
             for length in range(min(BLOCK, len(prompt) - begin) - 1, -1, -1):
-                same = endings.get(tuple(prompt[begin : begin + length]))
+                same = endings.get(prompt[begin : begin + length])
                 if same and same[-1].finished_ns <= arrival_ns + _CLOCKS_NS:
                     return same.pop() if len(same) > 1 else same[0]
         return None
@@ -99,10 +105,12 @@ class Conversations:
                 self._ended.pop(key, None)
 
 
-def _hashes(begin: int, tokens: Sequence[int]) -> list[int]:
-    """After each whole block, that of all before it; hashes of integers are the same in every process."""
-    found = [begin]
-    for place in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        begin = hash((begin, *tokens[place : place + BLOCK]))
+def _hashes(begin: int, tokens: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
+    """After each whole block, the hash of all before it, and the tokens after the last one; hashes of
+    integers are the same in every process.
+    """
+    found, place = [begin], 0
+    for place in range(BLOCK, len(tokens) + 1, BLOCK):
+        begin = hash((begin, tokens[place - BLOCK : place]))
         found.append(begin)
-    return found
+    return found, tokens[place:]

@@ -1,9 +1,9 @@
 """The requests that an engine in this process has finished: one JSON line each, in the node folder.
 
-The engine's threads only put a row and its tokens into a queue; a thread of ours tells from the tokens where
-a request belongs, and writes what is there once a second. A file begins with who writes it and the names of
-a row's fields, and ends with a line that says so when it has reached its size. Rows are lost where more wait
-than memory should hold; the next line counts them.
+The engine's threads only put what they know of a request into a queue; a thread of ours makes the rows,
+tells from the tokens where each belongs, and writes what is there once a second. A file begins with who
+writes it and the names of a row's fields, and ends with a line that says so when it has reached its size.
+Rows are lost where more wait than memory should hold; the next line counts them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ MOST_BYTES = 32 << 20  # of a process: about 300,000 requests
 _MOST_WAITING = 1 << 16
 _ID_LETTERS = 100
 _EVERY_S = 1.0
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class EngineRequest(NamedTuple):
@@ -56,7 +58,10 @@ class RequestTokens(NamedTuple):
 
     prompt: Sequence[int]
     answer: Sequence[int]
-    images: Iterable[str] = ()
+    images: Sequence[str] = ()
+
+
+_Row = Callable[..., tuple[EngineRequest, RequestTokens | None]]
 
 
 def asked() -> bool:
@@ -72,17 +77,17 @@ class RequestLog:
         self.pid = os.getpid()
         self._engine = engine
         self._path = Path(os.environ[env_names.NODE_DIR], FOLDER, f"{self.pid}.jsonl")
-        self._rows: deque[tuple[EngineRequest, RequestTokens | None]] = deque()
+        self._rows: deque[tuple[_Row, tuple[object, ...]]] = deque()
         self._conversations = Conversations()
         self._lost = self._written = 0
         self._writing = threading.Lock()
         threading.Thread(target=self._run, name="rlprof-requests", daemon=True).start()
         atexit.register(self.flush)
 
-    def add(self, row: EngineRequest, tokens: RequestTokens | None = None) -> None:
-        """Take a row; the caller never waits."""
+    def add(self, row: _Row, *arguments: object) -> None:
+        """Take what `row` makes a row and its tokens of, on our thread; the caller never waits."""
         if len(self._rows) < _MOST_WAITING:
-            self._rows.append((row, tokens))
+            self._rows.append((row, arguments))
         else:
             self._lost += 1
 
@@ -104,33 +109,41 @@ class RequestLog:
             log_once(f"requests are no longer recorded: {type(error).__name__}: {error}", key="requests")
 
     def _append(self) -> None:
-        lines: list[object] = [] if self._written else [self._first_line()]
-        while self._rows:
-            lines.append(self._placed(*self._rows.popleft()))
+        lines: list[object] = []
+        if not self._written:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            lines.append(self._first_line())
+        try:
+            while self._rows:
+                row, arguments = self._rows.popleft()
+                lines.append(self._placed(*row(*arguments)))
+        finally:
+            self._write(lines)
+
+    def _write(self, lines: list[object]) -> None:
         if self._lost:
             lines.append({"event": "lost", "count": self._lost})
             self._lost = 0
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        data = "".join(_json(line) + "\n" for line in lines)
         self._written += len(data)
         if self._written > MOST_BYTES:
             self.off = True
-            data += json.dumps({"event": "full", "t_ns": time.time_ns()}) + "\n"
+            data += _json({"event": "full", "t_ns": time.time_ns()}) + "\n"
             log_once(
                 f"{self._path} is full ({MOST_BYTES >> 20} MiB): later requests are not recorded", "requests"
             )
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        with open(os.open(self._path, flags, 0o644), "ab", buffering=0) as file:
+        with open(os.open(self._path, _APPEND, 0o644), "ab", buffering=0) as file:
             file.write(data.encode())
 
-    def _placed(self, row: EngineRequest, tokens: RequestTokens | None) -> EngineRequest:
-        row = row._replace(id=row.id[:_ID_LETTERS])
+    def _placed(self, row: EngineRequest, tokens: RequestTokens | None) -> tuple[object, ...]:
+        """The row's fields, with its place among the others."""
+        name = row.id[:_ID_LETTERS]
         if tokens is None:
-            return row
+            return name, *row[1:]
         place = self._conversations.place(
-            row.id, tokens.prompt, tokens.answer, row.arrival_ns, row.finished_ns, tokens.images
+            name, tokens.prompt, tokens.answer, row.arrival_ns, row.finished_ns, tokens.images
         )
-        return row._replace(group=place.group, turn=place.turn, first=place.first)
+        return name, *row[1 : -len(place)], *place
 
     def _first_line(self) -> dict[str, object]:
         """Whose requests these are: the worker that it is known as, else its Ray actor's name, else its

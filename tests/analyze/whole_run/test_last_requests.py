@@ -216,7 +216,8 @@ def test_what_the_engine_writes_is_what_is_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("RLPROF_WORKER", "rollout")
     log = request_log.RequestLog("vllm")
     begin = made.ZERO_NS + made.STEP_NS
-    log.add(request_log.EngineRequest("a", 1, 2, begin, None, None, None, begin + 10**9, None, "stop"))
+    row = request_log.EngineRequest("a", 1, 2, begin, None, None, None, begin + 10**9, None, "stop")
+    log.add(lambda: (row, None))
     log.flush()
     log.off = True
     found = whole_run(tmp_path)

@@ -1,7 +1,8 @@
-"""Steps of one real engine, each with our log of requests or without: logged_steps.py MODEL SIDE,SIDE,…
+"""Steps of one real engine, each with our log of requests or without: logged_steps.py MODEL LAYERS SIDE,…
 
-A step is 64 answers of uneven length, four to a prompt; a SIDE is `on` or any other word. Prints one line of
-JSON: of each step the seconds, and the CPU seconds of the whole process.
+A step is 64 answers of uneven length, four to a prompt; a SIDE is `on` or any other word. The model has as
+many layers as are asked for, with weights at random. Prints one line of JSON: of each step the seconds, and
+the CPU seconds of the whole process.
 """
 
 import json
@@ -17,9 +18,11 @@ ANSWERS, PROMPT, LONGEST = 64, 128, 128
 HOOKED = ("add_request", "process_outputs", "abort_requests")
 
 
-def main(model: str, sides: str) -> None:
+def main(model: str, layers: str, sides: str) -> None:
     engine = LLM(
         model=model,
+        load_format="dummy",
+        hf_overrides={"num_hidden_layers": int(layers), "layer_types": ["full_attention"] * int(layers)},
         dtype="float32",
         enforce_eager=True,
         max_model_len=512,

@@ -124,9 +124,13 @@ def _leave(context: Any, *error: object) -> None:
     context.__exit__(*error)
 
 
+def _nothing() -> None:
+    return None
+
+
 class Intercept(_Hook):
     """Changes calls: `prepare(arguments, named)` returns other ones, a `Substitute`, or None for the same;
-    `finish(result, arguments, named)` returns what the caller gets."""
+    `finish(result, arguments, named)` returns what the caller gets; `failed()` is called where that fails."""
 
     elsewhere = "lambda call, arguments, named: call(*arguments, **named)"
 
@@ -135,13 +139,15 @@ class Intercept(_Hook):
         who: str,
         prepare: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         finish: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        failed: Callable[[], None] = _nothing,
     ) -> None:
         self.who = who
         self.prepare = prepare
         self.finish = finish
+        self.failed = failed
 
     def state(self) -> tuple[object, ...]:
-        return self.who, self.prepare, self.finish
+        return self.who, self.prepare, self.finish, self.failed
 
     def __call__(self, call: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self.prepare is not None:
@@ -155,6 +161,7 @@ class Intercept(_Hook):
         try:
             return self.finish(result, arguments, named)
         except Exception as error:
+            self.failed()
             complain(f"{self.who}: a result is left as it is", error)
             return result
 

@@ -96,21 +96,20 @@ def _add(
 
     mine = getattr(state, "time_stats", state)  # of the state itself in older ones
     prompt = _prompt(state)
-    _log().add(
-        EngineRequest(
-            name,
-            prompt_tokens,
-            tokens,
-            wall(mine, "created_time") or now_ns,
-            wall(queue, "wait_queue_entry_time"),
-            wall(queue, "forward_entry_time"),
-            wall(mine, "first_token_time"),
-            wall(mine, "finished_time") or now_ns,
-            preemptions,
-            reason,
-        ),
-        None if prompt is None else RequestTokens(prompt, tuple(state.output_ids)),
+    row = EngineRequest(
+        name,
+        prompt_tokens,
+        tokens,
+        wall(mine, "created_time") or now_ns,
+        wall(queue, "wait_queue_entry_time"),
+        wall(queue, "forward_entry_time"),
+        wall(mine, "first_token_time"),
+        wall(mine, "finished_time") or now_ns,
+        preemptions,
+        reason,
     )
+    asked = None if prompt is None else RequestTokens(prompt, tuple(state.output_ids))
+    _log().add(lambda: (row, asked))
 
 
 def _log() -> RequestLog:

@@ -3,36 +3,60 @@
 `LLM`, `AsyncLLM` and `vllm serve` have one `OutputProcessor` in that process, also with statistics off, as
 trainers have them. Where they are on, queued, scheduled and preempted are told too (vllm.v1.metrics.stats).
 A pass of the engine costs two comparisons, and a look at its outputs while a request has no token yet or when
-some have finished. What goes wrong is said once; then nothing is followed.
+some have finished. What is told of a request is taken then, and put into its row on the log's thread. What
+goes wrong is said once; then nothing is followed.
 """
 
 from __future__ import annotations
 
-import functools
+import operator
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from rlprof_ops.runtime import request_count
-from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, follow
+from rlprof_ops.runtime.process.hooks import Intercept, attribute, follow
 from rlprof_ops.runtime.request_log import EngineRequest, RequestLog, RequestTokens
 
 _SAME_CLOCK_S = 5.0  # by which the engine's monotonic clock may be behind ours where both are one
 _SECOND = 1_000_000_000
+_name = operator.attrgetter("request_id")
+
+
+class _Request:
+    """What is known of one when it comes, and the engine's time of its first token. Of its state only what a
+    row is made of is kept: the state may hold much more, and a row is made when its request is long gone.
+    """
+
+    __slots__ = (
+        "arrival_s", "detokenizer", "features", "first_s", "name", "prompt", "prompt_tokens", "stats",
+    )  # fmt: skip
+
+    def __init__(self, state: Any, came: Any) -> None:
+        name = getattr(state, "external_req_id", came.request_id)
+        self.name = name if state.parent_req is None else f"{name}#{state.request_index}"
+        self.prompt_tokens: int = state.prompt_len or 0
+        self.prompt = getattr(state, "prompt_token_ids", None)  # None of one that is not of tokens
+        self.detokenizer = state.detokenizer  # None of a request for pooling
+        self.stats = state.stats
+        self.arrival_s: float = came.arrival_time
+        self.features = getattr(came, "mm_features", None)
+        self.first_s: float | None = None
 
 
 class _Open:
-    """The requests of one OutputProcessor that are not done: its state, when it came, what its prompt has
-    beside text; its first token's time.
+    """The requests of one OutputProcessor that are not done, and those of them without a token. `left`: how
+    many it had when it was last looked at.
     """
 
-    def __init__(self) -> None:
-        self.requests: dict[str, tuple[Any, int, Any]] = {}
-        self.first: dict[str, float] = {}
+    def __init__(self, processor: Any) -> None:
+        self.processor = ref(processor)
+        self.requests: dict[str, _Request] = {}
         self.unbegun: set[str] = set()
+        self.left = 0
 
 
 class _Process:
@@ -43,157 +67,160 @@ class _Process:
         self.came = self.done = 0
         self.log: RequestLog | None = None
         self.open: WeakKeyDictionary[Any, _Open] = WeakKeyDictionary()
+        self.latest: _Open | None = None
 
     def of(self, processor: Any) -> _Open:
-        found = self.open.get(processor)
-        if found is None:
-            found = self.open[processor] = _Open()
-        return found
+        latest = self.latest
+        if latest is None or latest.processor() is not processor:
+            latest = self.open.get(processor)
+            if latest is None:
+                latest = self.open[processor] = _Open(processor)
+            self.latest = latest
+        return latest
 
-    def add(self, row: EngineRequest, tokens: RequestTokens | None) -> None:
+    def writer(self) -> RequestLog:
         if self.log is None or self.log.pid != os.getpid():
             self.log = RequestLog("vllm")
-        self.log.add(row, tokens)
-        if self.log.off:
+        elif self.log.off:
             self.stop()
+        return self.log
 
     def stop(self) -> None:
         self.off = True
+        self.latest = None
         self.open.clear()
 
 
 _PROCESS = _Process()
 
 
-def _or_off(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Nothing once one call has failed; the hook says why it failed."""
-
-    @functools.wraps(action)
-    def call(*arguments: Any, **named: Any) -> Any:
-        if _PROCESS.off:
-            return None
-        try:
-            return action(*arguments, **named)
-        except Exception:
-            _PROCESS.stop()
-            raise
-
-    return call
-
-
 def install(module: ModuleType) -> None:
     """Follow `OutputProcessor` of `vllm.v1.engine.output_processor`."""
     processor = attribute(module, "OutputProcessor")
-    follow(processor, "add_request", Watch("vLLM's requests", _comes, _came))
-    follow(processor, "process_outputs", Watch("vLLM's requests", _outputs, _put_out))
-    follow(processor, "abort_requests", Intercept("vLLM's requests", finish=_aborted))
+    for name, finish in (("add_request", _came), ("process_outputs", _passed), ("abort_requests", _aborted)):
+        follow(processor, name, Intercept("vLLM's requests", finish=finish, failed=_stop))
 
 
-@_or_off
-def _comes(processor: Any, request: Any, *_: object, **__: object) -> Any:
-    return processor, request
+def _stop() -> None:
+    _PROCESS.stop()
 
 
-@_or_off
-def _came(token: tuple[Any, Any], error: BaseException | None) -> None:
-    processor, request = token
-    state = processor.request_states.get(request.request_id) if error is None else None
+def _came(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """After `add_request(self, request, …)`."""
+    processor = arguments[0]
+    request = arguments[1] if len(arguments) > 1 else named["request"]
+    states = processor.request_states
+    state = None if _PROCESS.off else states.get(request.request_id)
     if state is not None:
         mine = _PROCESS.of(processor)
-        features = getattr(request, "mm_features", None)
-        mine.requests[request.request_id] = state, int(request.arrival_time * _SECOND), features
+        mine.requests[request.request_id] = _Request(state, request)
         mine.unbegun.add(request.request_id)
+        mine.left = len(states)
         _PROCESS.came += 1
         if _PROCESS.came == 1:
             request_count.tell(_counts)
+    return result
 
 
 def _counts() -> tuple[int, int, int]:
     """As `request_count.tell` has it; from a thread beside those of the engine."""
     opened = [each for mine in list(_PROCESS.open.values()) for each in list(mine.requests.values())]
-    return _PROCESS.came, _PROCESS.done, max((_tokens(state.detokenizer) for state, *_ in opened), default=0)
+    return _PROCESS.came, _PROCESS.done, max((_tokens(each.detokenizer) for each in opened), default=0)
 
 
-@_or_off
-def _outputs(
-    processor: Any,
-    engine_core_outputs: Any,
-    engine_core_timestamp: float | None = None,
-    *_: object,
-    **__: object,
-) -> Any:
-    mine = _PROCESS.of(processor)
-    if mine.unbegun and engine_core_timestamp is not None:
-        for each in mine.unbegun.intersection([output.request_id for output in engine_core_outputs]):
-            mine.unbegun.discard(each)
-            mine.first[each] = engine_core_timestamp
-    return mine, processor, engine_core_outputs, engine_core_timestamp, len(processor.request_states)
-
-
-@_or_off
-def _put_out(token: tuple[Any, ...], error: BaseException | None) -> None:
-    mine, processor, outputs, at_s, before = token
-    states = processor.request_states
-    if error is not None or len(states) >= before:
-        return
-    done = [each for each in outputs if each.request_id in mine.requests and each.request_id not in states]
-    _tell(mine, [(each.request_id, str(each.finish_reason or "stop")) for each in done], at_s)
-
-
-def _aborted(result: Any, arguments: tuple[Any, ...], _: object) -> Any:
-    _tell_aborted(arguments[0], result)
+def _passed(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """After `process_outputs(self, engine_core_outputs, engine_core_timestamp=None, …)`."""
+    if not _PROCESS.off:
+        states = arguments[0].request_states
+        mine = _PROCESS.of(arguments[0])
+        left = len(states)
+        if mine.unbegun or left < mine.left:
+            _look(mine, states, *arguments[1:3], **named)
+            mine.left = left
     return result
 
 
-@_or_off
-def _tell_aborted(processor: Any, names: Iterable[str]) -> None:
-    mine = _PROCESS.of(processor)
-    _tell(mine, [(each, "abort") for each in names if each in mine.requests], None)
+def _look(
+    mine: _Open,
+    states: Mapping[str, Any],
+    engine_core_outputs: Any,
+    engine_core_timestamp: float | None = None,
+    **_: object,
+) -> None:
+    """Which requests have their first token now, and which are done."""
+    if mine.unbegun and engine_core_timestamp is not None:
+        for name in mine.unbegun.intersection(map(_name, engine_core_outputs)):
+            mine.unbegun.discard(name)
+            mine.requests[name].first_s = engine_core_timestamp
+    gone = mine.left - len(states)
+    if gone <= 0:
+        return
+    done = [
+        (each.request_id, each.finish_reason)
+        for each in engine_core_outputs
+        if each.finish_reason is not None and each.request_id not in states
+    ]
+    if len(done) < gone:  # a string that ends an answer is found here, not in the engine
+        reasons = {each.request_id: each.finish_reason or "stop" for each in engine_core_outputs}
+        done = [(name, reasons.get(name, "abort")) for name in mine.requests if name not in states]
+    _tell(mine, done, engine_core_timestamp)
 
 
-def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> None:
-    """Requests that are done, and why; `at_s`: when the engine said so, by its monotonic clock."""
-    now_ns, now_s = time.time_ns(), time.monotonic()
+def _aborted(result: Any, arguments: tuple[Any, ...], _: object) -> Any:
+    """After `abort_requests(self, …)`, which returns the names of those that it aborted."""
+    if not _PROCESS.off:
+        mine = _PROCESS.of(arguments[0])
+        _tell(mine, [(name, "abort") for name in result], None)
+        mine.left = len(arguments[0].request_states)
+    return result
+
+
+def _tell(mine: _Open, done: Iterable[tuple[str, object]], at_s: float | None) -> None:
+    """Have the log take requests that are done, and why; `at_s`: when the engine said so, by its clock."""
+    now_ns, now_s, log = time.time_ns(), time.monotonic(), _PROCESS.writer()
+    for name, reason in done:
+        request = mine.requests.pop(name, None)
+        if request is not None:
+            mine.unbegun.discard(name)
+            if request.features:  # images: the log takes their hashes
+                request.features = [str(each.identifier) for each in request.features]
+            _PROCESS.done += 1
+            log.add(_row, request, reason, at_s, now_ns, now_s)
+
+
+def _row(
+    request: _Request, reason: object, at_s: float | None, now_ns: int, now_s: float
+) -> tuple[EngineRequest, RequestTokens | None]:
+    """A request's row, on the log's thread; `at_s` is of the engine's clock, `now_ns` and `now_s` of ours."""
     at_s = now_s if at_s is None else at_s
     # An engine on another node has another clock: then what it says now is as if it came without delay.
     zero_ns = now_ns - int((now_s if 0 <= now_s - at_s < _SAME_CLOCK_S else at_s) * _SECOND)
 
     def wall(seconds: float | None, since_ns: int = 0) -> int | None:
-        at_ns = zero_ns + int((seconds or 0) * _SECOND)
+        if not seconds:
+            return None
+        at_ns = zero_ns + int(seconds * _SECOND)
         # What lies outside is of a clock that nothing tells: an abort comes without the engine's time.
-        return at_ns if seconds and since_ns - _SECOND < at_ns < now_ns + _SECOND else None
+        return at_ns if since_ns - _SECOND < at_ns < now_ns + _SECOND else None
 
-    for name, reason in done:
-        state, arrival_ns, features = mine.requests.pop(name)
-        _PROCESS.done += 1
-        mine.unbegun.discard(name)
-        first = mine.first.pop(name, None)
-        stats = state.stats
-        child = "" if state.parent_req is None else f"#{state.request_index}"
-        _PROCESS.add(
-            EngineRequest(
-                f"{getattr(state, 'external_req_id', name)}{child}",
-                state.prompt_len or 0,
-                _tokens(state.detokenizer),
-                arrival_ns,
-                wall(getattr(stats, "queued_ts", None), arrival_ns),
-                wall(getattr(stats, "scheduled_ts", None), arrival_ns),
-                wall(first, arrival_ns),
-                wall(at_s) or now_ns,
-                getattr(stats, "num_preemptions", None),
-                reason,
-            ),
-            _asked_and_answered(state, features),
-        )
-
-
-def _asked_and_answered(state: Any, features: Any) -> RequestTokens | None:
-    """None of a prompt that is not of tokens, and of a request for pooling."""
-    prompt = getattr(state, "prompt_token_ids", None)
-    if prompt is None or state.detokenizer is None:
-        return None
-    answer = getattr(state.detokenizer, "output_token_ids", ())
-    return RequestTokens(prompt, answer, [str(each.identifier) for each in features or ()])
+    arrival_ns = int(request.arrival_s * _SECOND)
+    answer = () if request.detokenizer is None else request.detokenizer.output_token_ids
+    stats = request.stats
+    row = EngineRequest(
+        request.name,
+        request.prompt_tokens,
+        len(answer),
+        arrival_ns,
+        stats and wall(getattr(stats, "queued_ts", None), arrival_ns),
+        stats and wall(getattr(stats, "scheduled_ts", None), arrival_ns),
+        wall(request.first_s, arrival_ns),
+        wall(at_s) or now_ns,
+        stats and getattr(stats, "num_preemptions", None),
+        str(reason),
+    )
+    if request.prompt is None or request.detokenizer is None:
+        return row, None
+    return row, RequestTokens(request.prompt, answer, request.features or ())
 
 
 def _tokens(detokenizer: Any) -> int:
