@@ -165,6 +165,25 @@ def test_stop_strings_aborts_and_answers_of_one_prompt(engine: OutputProcessor) 
     assert not finished_requests._PROCESS.of(engine).unbegun
 
 
+def test_requests_that_come_past_us_hide_none_of_ours(engine: OutputProcessor) -> None:
+    """Of a subclass whose `add_request` never calls the one that is followed."""
+    comes(engine, "a")
+    engine.request_states["other-7f3a"] = SimpleNamespace(detokenizer=Detokenizer())
+    engine.process_outputs([output("a", 1), output("other", 1)], 1.0)
+    engine.process_outputs([output("a", 2, 99), output("other", 2)], 1.1)
+    engine.process_outputs([output("other", 3, reason="stop")], 1.2)
+    assert [(row.id, row.tokens, row.reason) for row in rows()] == [("a", 3, "stop")]
+
+
+def test_a_request_that_the_engine_drops_is_told_as_aborted(engine: OutputProcessor) -> None:
+    comes(engine, "a")
+    comes(engine, "b")
+    engine.process_outputs([output("a", 1), output("b", 1)], 1.0)
+    del engine.request_states["a-7f3a"]
+    engine.process_outputs([output("b", 2)], 1.1)
+    assert [(row.id, row.tokens, row.reason) for row in rows()] == [("a", 1, "abort")]
+
+
 def test_what_goes_wrong_is_said_once_and_the_engine_goes_on(
     engine: OutputProcessor, capsys: pytest.CaptureFixture[str]
 ) -> None:

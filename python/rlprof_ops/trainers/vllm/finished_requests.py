@@ -134,7 +134,7 @@ def _passed(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> A
         states = arguments[0].request_states
         mine = _PROCESS.of(arguments[0])
         left = len(states)
-        if mine.unbegun or left < mine.left:
+        if mine.unbegun or left != mine.left:
             _look(mine, states, *arguments[1:3], **named)
             mine.left = left
     return result
