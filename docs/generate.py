@@ -1,9 +1,8 @@
-"""Writes the pages that are made from the code: docs/api.md, backends.md, cli.md, knobs.md, schemas.md, the
-tables of windows in request.md, of what is seen and of releases in unmodified.md, and the JSON Schema of
-report.json.
-`make docs` runs it, tests compare.
+"""Writes what is made from the code: docs/backends.md, knobs.md, the tables of windows in request.md, of what
+is seen and of releases in unmodified.md, and the JSON Schema of report.json; tests compare. The pages of
+commands, of Python and of schemas are only in the site: `make docs` calls `on_files`, a hook of MkDocs.
 
-python docs/generate.py [folder]
+python docs/generate.py [folder]: into a folder those pages, too
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,20 +29,35 @@ from rlprof_ops.commands._old_spellings import SPELLINGS
 from rlprof_ops.commands.schema import SCHEMAS, load
 from rlprof_ops.job.knobs import reference
 
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
 REPORT_SCHEMA = Path(analyze.__file__).parent / "output" / "report.schema.json"  # rlprof schema report
 
 
 def pages() -> dict[str, str]:
-    """File name -> text of every generated page."""
+    """File name -> text of every page in docs/ that is made, or has a table that is."""
     return {
-        "api.md": api_page(),
         "backends.md": backend_page(),
-        "cli.md": command_page(),
         "knobs.md": reference(),
         "request.md": request_page(),
-        "schemas.md": schema_page(),
         "unmodified.md": unmodified_page(),
     }
+
+
+def built_pages() -> dict[str, str]:
+    """File name -> text of every page that only the site has."""
+    return {"api.md": api_page(), "cli.md": command_page(), "schemas.md": schema_page()}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by MkDocs (`hooks` in mkdocs.yml) with the files that it found."""
+    from mkdocs.structure.files import File
+
+    for name, text in built_pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
 
 
 def request_page() -> str:
@@ -331,10 +345,12 @@ def kind_of(node: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    if len(sys.argv) == 1:
+    folder, written = Path(__file__).parent, pages()
+    if len(sys.argv) > 1:
+        folder, written = Path(sys.argv[1]), {**written, **built_pages()}
+    else:
         REPORT_SCHEMA.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
-    for name, text in pages().items():
+    for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 

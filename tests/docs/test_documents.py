@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
+from tests.docs.typed import DOCUMENTS, HOME, Document
 
 from rlprof_ops.cli import cli
 from rlprof_ops.job.knobs import read_knobs
 
-HOME = Path(__file__).parents[2]
-DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 # Variables in our examples that are other programs' own.
@@ -38,9 +36,9 @@ def command_lines(text: str) -> list[list[str]]:
     return [words for words in found if words]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda page: page.name)
 def test_commands_exist(document):
-    for words in command_lines(document.read_text()):
+    for words in command_lines(document.text):
         while words and _ASSIGNMENT.match(words[0]):
             variable = words.pop(0).partition("=")[0]
             known = variable in read_knobs() or variable in FOREIGN | OF_TESTS or variable.startswith("NRL_")
@@ -49,7 +47,7 @@ def test_commands_exist(document):
             check_command(document, words)
 
 
-def check_command(document: Path, words: list[str]) -> None:
+def check_command(document: Document, words: list[str]) -> None:
     if words[:3] == ["python", "-m", "rlprof_ops"] or words[:3] == ["python3", "-m", "rlprof_ops"]:
         words = ["rlprof", *words[3:]]
     if words[0] == "rlprof" and len(words) > 1 and not words[1].startswith("-"):
@@ -66,7 +64,7 @@ def check_command(document: Path, words: list[str]) -> None:
             assert (HOME / word).is_file(), f"{document.name}: {word}"
 
 
-def check_rlprof(document: Path, words: list[str]) -> None:
+def check_rlprof(document: Document, words: list[str]) -> None:
     context = click.Context(cli)
     command = cli.get_command(context, words[0])
     assert command is not None, f"{document.name}: rlprof {words[0]} is no command"
@@ -78,11 +76,11 @@ def check_rlprof(document: Path, words: list[str]) -> None:
         ) from None
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda page: page.name)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.text):
         if "://" not in target:
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+            assert (document.path.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_each_question_of_where_to_look_is_answered_by_its_file():
@@ -120,8 +118,8 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
         cli.resolve_command(click.Context(cli), ["harvst"])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda page: page.name)
 def test_the_tests_that_a_page_names_exist(document):
-    named = set(re.findall(r"`(tests/[\w./-]+\.py)", document.read_text()))
+    named = set(re.findall(r"`(tests/[\w./-]+\.py)", document.text))
     missing = sorted(name for name in named if not (HOME / name).is_file())
     assert not missing, f"{document.name}: {', '.join(missing)}"

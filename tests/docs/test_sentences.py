@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from tests.docs.typed import DOCUMENTS, HOME, Document
 from tests.operate.login import in_document, shape, shortened
 
-HOME = Path(__file__).parents[2]
 LIMIT = 40
 MADE = {"faults.md", "schemas.md"}  # of messages of a job, and of a schema's descriptions
 PAGES = [
-    *(HOME / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(page for page in sorted((HOME / "docs").glob("*.md")) if page.name not in MADE),
+    Document(HOME / "CONTRIBUTING.md", (HOME / "CONTRIBUTING.md").read_text(encoding="utf-8")),
+    *(page for page in DOCUMENTS if page.name not in MADE),
 ]
 _FENCED = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.MULTILINE | re.DOTALL)
 _ITEM = re.compile(r"\s*(?:[-*>]|\d+\.) ")
@@ -41,8 +40,8 @@ def words(sentence: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_sentence_is_short(page: Path) -> None:
-    every = [sentence for block in blocks(page.read_text()) for sentence in _END.split(block)]
+def test_a_sentence_is_short(page: Document) -> None:
+    every = [sentence for block in blocks(page.text) for sentence in _END.split(block)]
     assert len(every) > 5
     assert [sentence for sentence in every if words(sentence) > LIMIT] == []
 

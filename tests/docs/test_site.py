@@ -4,7 +4,6 @@ quotes exists.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,12 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.docs.typed import DOCS, HOME, generator
 from tests.needs import need
 from tests.waits import wait_until
 
-HOME = Path(__file__).parents[2]
 WINDOW = "--window-size=1400,900"
-DOCS = HOME / "docs"
 # First words of messages that others make; all other quoted messages are ours.
 OTHERS = re.compile(r"^(Ray|Slurm|nsys|Ray's own): ")
 FOREIGN = (
@@ -32,14 +30,6 @@ FOREIGN = (
     "report.html",
     "vllm_generation_worker",
 )
-
-
-def generator():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_generated_pages_are_those_of_the_code():
@@ -74,6 +64,7 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(site)
     loads = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(https?:[^\"' >]+)", page)
     assert loads == []
     assert (site / "search" / "search_index.json").stat().st_size > 10_000
+    assert 'id="rlprof-report"' in (site / "cli.html").read_text()  # a page that is no file
 
 
 @pytest.mark.chromium

@@ -20,7 +20,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.fake_run import make_run
 from tests.analyze.shared import kernel, real, write_trace
-from tests.docs.typed import DOCUMENTS, HOME, lines
+from tests.docs.typed import DOCUMENTS, HOME, Document, lines
 from tests.needs import need
 from tests.operate.conftest import RunFolder
 from tests.operate.fake_slurm import FakeSlurm
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.whole
 
 # Their commands run in tests of their own: the tutorial's session, and tests/adapters/test_add_a_trainer.py.
 ELSEWHERE = ("tutorial.md", "add_a_trainer.md")
-PAGES = [page for page in DOCUMENTS if page.name not in ELSEWHERE and lines(page.read_text())]
+PAGES = [page for page in DOCUMENTS if page.name not in ELSEWHERE and lines(page.text)]
 # What cannot run here: the beginning of a line -> why, and where it does run.
 NOT_HERE = {
     r"make demo": "sets up a checkout; continuous integration runs it in a fresh clone",
@@ -59,7 +59,7 @@ NOT_HERE = {
     r"RLPROF_PATCH_RAY=1": "changes the Ray of this environment: tests/supervisor/test_patch_ray.py",
     r"(rlprof patch-ray|scripts/patch_ray)": "changes the Ray of this environment: tests/rayenv/builtin",
 }
-# Exit codes other than 0 that a line may end with here, as docs/cli.md has them.
+# Exit codes other than 0 that a line may end with here, as the page of commands has them.
 CODES = {f"rlprof {name}": (3,) for name in ("harvest", "stop", "status", "submit", "retry", "hang 4711")}
 RUNNING = re.compile(
     r"rlprof (attach|dashboard|stop)|.*scripts/attach\.sh|scancel|rlprof (doctor --job|hang .* --dump)"
@@ -177,9 +177,9 @@ def reason(line: str) -> str:
     return next((why for start, why in NOT_HERE.items() if re.match(start, line)), "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run_as_they_stand(page: Path, desk: Desk) -> None:
-    for line in lines(page.read_text()):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.stem)
+def test_the_commands_of_a_page_run_as_they_stand(page: Document, desk: Desk) -> None:
+    for line in lines(page.text):
         if reason(line):
             continue
         if "jq " in line and not shutil.which("jq"):
@@ -193,7 +193,7 @@ def test_the_commands_of_a_page_run_as_they_stand(page: Path, desk: Desk) -> Non
 
 
 def test_no_reason_is_left_over() -> None:
-    every = [line for page in PAGES for line in lines(page.read_text())]
+    every = [line for page in PAGES for line in lines(page.text)]
     assert len(every) > 100
     assert [start for start in NOT_HERE if not any(re.match(start, line) for line in every)] == []
 
@@ -203,7 +203,7 @@ def test_slurm_takes_every_sbatch_line_of_the_pages(desk: Desk) -> None:
     """As the pages' commands gave them to sbatch, to a real one with `--test-only`."""
     need("slurm")
     for page in PAGES:
-        for line in lines(page.read_text()):
+        for line in lines(page.text):
             if re.search(r"\b(sbatch|submit|retry|init)\b", line) and not reason(line):
                 desk.type(line.replace(" --wait", ""))
         (desk.root / "session").unlink(missing_ok=True)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.docs.typed import DOCUMENTS
+
 from rlprof_ops import env_names
 from rlprof_ops.job.knobs import read_knobs
 
@@ -60,9 +62,8 @@ def test_every_documented_name_is_read_somewhere():
     read = set(_OURS.findall(text))
     others = [HOME / "Makefile", HOME / ".ci" / "run", *(HOME / "tests").rglob("*.py")]
     of_tests = set(_OURS.findall("\n".join(file.read_text() for file in others)))  # how tests are run
-    pages = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]
-    for page in pages:
-        gone = set(_OURS.findall(page.read_text())) - read - MISSPELT - of_tests
+    for page in DOCUMENTS:
+        gone = set(_OURS.findall(page.text)) - read - MISSPELT - of_tests
         assert not gone, f"{page.name}: nothing reads {sorted(gone)}"
     assert set(re.findall(r"\b[A-Za-z_]\w*\b", text)) >= KNOBS, "a knob that nothing reads"
 

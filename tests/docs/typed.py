@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 HOME = Path(__file__).parents[2]
-DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]
+DOCS = HOME / "docs"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHELLS = ("bash", "console", "sh")
 _STARTS = re.compile(
     r"^(?:[A-Z][A-Z_0-9]+=\S|(?:rlprof|sbatch|srun|scancel|torchrun|python3?|make|export|ssh|scp|eval) )"
 )
+
+
+@dataclass(frozen=True)
+class Document:
+    """A page of the docs, or README; one that only the site has is no file."""
+
+    path: Path
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def generator() -> ModuleType:
+    """docs/generate.py"""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _documents() -> Iterator[Document]:
+    for path in (HOME / "README.md", *sorted(DOCS.rglob("*.md"))):
+        yield Document(path, path.read_text(encoding="utf-8"))
+    for name, text in generator().built_pages().items():
+        yield Document(DOCS / name, text)
+
+
+DOCUMENTS = list(_documents())
 
 
 def lines(text: str) -> list[str]:
