@@ -15,7 +15,8 @@ from contextlib import closing
 from pathlib import Path
 
 _QUERY = (
-    "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS"
+    "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)), (end - start) / 1e9"
+    " FROM NVTX_EVENTS"
     " WHERE eventType IN (59, 60)"
 )
 
@@ -56,9 +57,13 @@ def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]
     """The texts of all NVTX ranges of a report, sorted, as often as they occur; `ended`: only those that have
     an end. The export is kept below `folder`.
     """
+    return sorted(text for text, seconds in nvtx_lengths(report, folder) if not ended or seconds is not None)
+
+
+def nvtx_lengths(report: Path, folder: Path) -> list[tuple[str, float | None]]:
+    """The text and the seconds of each NVTX range; of one whose end nsys has not, until the end of all."""
     with closing(sqlite3.connect(export(report, folder))) as database:
-        rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
-    return sorted(text for (text,) in rows)
+        return database.execute(_QUERY).fetchall()
 
 
 _NVTX_SUM = """

@@ -152,6 +152,15 @@ def state_of(pid: int) -> str:
     return stat[2] if stat else ""
 
 
+def catches(pid: int, *numbers: signal.Signals) -> bool:
+    """Whether a process has a handler for one of these signals; not where it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        _, _, told = (_PROC / str(pid) / "status").read_text().partition("\nSigCgt:")
+        caught = int(told.split(None, 1)[0], 16)
+        return any(caught >> (number - 1) & 1 for number in numbers)
+    return False
+
+
 def control_groups(pid: int, proc: Path = _PROC) -> list[tuple[set[str], str]]:
     """Controllers and path of each control group of a process, last that of version 2, which names no
     controllers (cgroups(7)). Empty where the process is gone.

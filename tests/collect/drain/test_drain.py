@@ -144,6 +144,36 @@ def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_
     assert look(report, timeout_s=60).steps == {1, 2, 3}
 
 
+LEAVING = """
+import os, signal, sys, time, nvtx
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ray's workers do
+for step in range(20):
+    with nvtx.annotate("train", domain="trainer"):
+        time.sleep(0.05)
+class Slow:
+    def __del__(self, sleep=time.sleep, write=os.write):
+        write(1, b"leaves\\n")
+        sleep(1.5)
+        write(1, b"has left\\n")
+slow = Slow()
+"""
+
+
+@pytest.mark.nsys
+def test_a_worker_that_is_leaving_by_itself_may_give_nsys_what_it_holds(nsys, node, start, tmp_path):
+    """Python that ends has given up its handlers: then a SIGTERM kills, before nsys has the last ranges."""
+    report = node / "inplace/nsight/policy_worker/rank0/policy_worker_rank0_n1_7.nsys-rep"
+    report.parent.mkdir(parents=True)
+    worker = start(real_nsys.command(report, run=[sys.executable, "-c", LEAVING]))
+    lines_until(worker, b"leaves")
+
+    phase = drain_steps.end_wrapped(node, JOB, deadline_s=60, say=quiet)
+
+    assert (phase.done, phase.failed) == ((), ())
+    assert b"has left" in worker.stdout.read()
+    assert real_nsys.nvtx_ranges(report, tmp_path, ended=True) == ["train"] * 20
+
+
 @pytest.mark.nsys
 def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start, tmp_path, monkeypatch):
     """Also by who was started on storage that hangs, and once an `nsys stop` has hung."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -38,6 +39,7 @@ _LEAST_GROWTH = 64 << 10  # bytes a second, of a report that is being written
 _WAITING = ("nsys-launcher", "nsys-tee", "launch", "sessions")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
+_LEAVES_S = 5.0  # that Python may take to end, once it is leaving
 
 
 @dataclass(frozen=True)
@@ -196,11 +198,15 @@ def end_wrapped(
     Such a report is written when its worker ends. Call it while Ray still runs: `ray stop` and the raylet's
     end kill an nsys that writes, and leave a report that nobody can read (seen with Ray 2.60 and nsys
     2023.4).
+
+    Python that ends has given up its handlers long before it is gone, and nsys takes the latest ranges only
+    then: a worker that catches neither SIGTERM nor SIGINT is leaving, and is first let alone.
     """
     started = time.monotonic()
     failed: list[tuple[str, str]] = []
     asked: set[tuple[int, int]] = set()
     ended: list[str] = []
+    alone_until = started + min(_LEAVES_S, deadline_s / 3)
     deadline = ProfilerDeadline(node_dir, job, started, deadline_s, most_s)
     while True:
         everyone = processes.of_job(job, node_dir)
@@ -222,7 +228,10 @@ def end_wrapped(
                 and processes.parent(process.pid) in profilers
                 and processes.descends(process.pid, wrappers)
             )
-            if top and (process.pid, process.started) not in asked:
+            leaves = time.monotonic() < alone_until and not processes.catches(
+                process.pid, signal.SIGTERM, signal.SIGINT
+            )
+            if top and not leaves and (process.pid, process.started) not in asked:
                 asked.add((process.pid, process.started))
                 ended.append(f"{process.name} ({process.pid})")
                 processes.terminate(process)
