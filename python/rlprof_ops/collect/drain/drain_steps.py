@@ -228,10 +228,11 @@ def end_wrapped(
                 and processes.parent(process.pid) in profilers
                 and processes.descends(process.pid, wrappers)
             )
-            leaves = time.monotonic() < alone_until and not processes.catches(
-                process.pid, signal.SIGTERM, signal.SIGINT
-            )
-            if top and not leaves and (process.pid, process.started) not in asked:
+            new = top and (process.pid, process.started) not in asked
+            if new and (
+                time.monotonic() > alone_until
+                or processes.catches(process.pid, signal.SIGTERM, signal.SIGINT)
+            ):
                 asked.add((process.pid, process.started))
                 ended.append(f"{process.name} ({process.pid})")
                 processes.terminate(process)

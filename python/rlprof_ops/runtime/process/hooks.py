@@ -161,7 +161,7 @@ class Intercept(_Hook):
         try:
             return self.finish(result, arguments, named)
         except Exception as error:
-            self.failed()
+            safely(self.who, self.failed)
             complain(f"{self.who}: a result is left as it is", error)
             return result
 
