@@ -35,7 +35,7 @@ MOST_FILES = 14
 # at most. The comment says what today's features fit in.
 BUDGET = {
     "(root)": 300,  # and the one line of a doctor's answer, an installed version, words for yes and no
-    "host": 1216,  # host, job and slurm: 1,600; storage, Ray's task, whom one talks to, cgroups
+    "host": 1230,  # host, job and slurm: 1,600; storage, whom one talks to, cgroups, pairs of ports (14)
     "job": 879,  # and the rows of run.json, what of it is written without a supervisor, exit codes (of head)
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
@@ -53,7 +53,7 @@ BUDGET = {
     "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 12666,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
     "doctor": 544,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (13)
-    "submitit_job": 716,
+    "submitit_job": 703,
     "demo": 625,  # the run folder is named by job.attempt
 }
 

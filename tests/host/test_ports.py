@@ -106,3 +106,8 @@ def test_the_connection_on_which_a_process_waits(server: socket.socket, does: st
         finally:
             waits.kill()
     assert ports.awaited(waits.pid) == "" and ports.connections(waits.pid) == {}
+
+
+def test_ports_are_free_and_differ_by_job() -> None:
+    pairs = {ports.free_pair(seed) for seed in range(1, 200, 7)}
+    assert len(pairs) > 20 and all(10000 <= low < high == low + 1 < 65536 for low, high in pairs)

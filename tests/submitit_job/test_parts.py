@@ -233,11 +233,6 @@ def test_512_tasks_that_wait_look_twenty_times_a_second_together(tmp_path, monke
     assert 0 < len(opened) / 300 * 512 <= 20
 
 
-def test_ports_are_free_and_differ_by_job():
-    pairs = {rendezvous.free_pair(seed) for seed in range(1, 200, 7)}
-    assert len(pairs) > 20 and all(10000 <= low < high == low + 1 < 65536 for low, high in pairs)
-
-
 def test_seats_of_local_attempts(tmp_path, monkeypatch):
     for name in ("SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"):
         monkeypatch.delenv(name, raising=False)

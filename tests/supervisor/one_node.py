@@ -16,7 +16,7 @@ from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.host import processes
-from rlprof_ops.host.ports import free_port
+from rlprof_ops.host.ports import free_pair
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
@@ -58,7 +58,7 @@ class OneNode:
         run.create()
         run.write_token()
         env = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "RLPROF"))}
-        env |= supervisor_env(job, run, "n1", ["n1"], HeadAddress("127.0.0.1", free_port(), free_port()))
+        env |= supervisor_env(job, run, "n1", ["n1"], HeadAddress("127.0.0.1", *free_pair(os.getpid())))
         env |= {
             "COMMAND": f"{sys.executable} {base / 'driver.py'} {base} {code}",
             "RLPROF_REQUEST_JSON": '{"captures": [{"backend": "torch", "workers": ["w"], "steps": "2"}]}',

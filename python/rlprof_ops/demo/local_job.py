@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.host.ports import free_port
+from rlprof_ops.host.ports import free_pair
 from rlprof_ops.job import attempt
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import import_path
@@ -41,8 +41,7 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     env |= settings
     node = os.uname().nodename
-    gcs_port = free_port()
-    address = HeadAddress(_LOOPBACK, gcs_port, free_port([gcs_port]))
+    address = HeadAddress(_LOOPBACK, *free_pair(os.getpid()))
     env |= supervisor_env(job, run, node, [node], address)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
     process = subprocess.Popen(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.errors import UsageError
+from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import processes
 
 # States in /proc/net/tcp, see proc_net_tcp in the kernel's documentation.
 _LISTEN, _ESTABLISHED, _CONNECTS = "0A", "01", "02"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LOWEST = 10000  # of the pairs that jobs get
 _WAITS = ("wait_woken", "sk_", "inet_")  # where in the kernel a process waits for a connection
 
 
@@ -91,6 +93,25 @@ def free_port(apart_from: Collection[int] = ()) -> int:
             port: int = probe.getsockname()[1]
         if port not in apart_from:
             return port
+
+
+def free_pair(seed: int) -> tuple[int, int]:
+    """Two adjacent free ports below the range that the kernel hands out by itself, so that it gives them to
+    nobody before they are listened on; spread by `seed`, a number of the job.
+
+    The same rule as slurm::free_ports in scripts/lib/slurm.sh. Raises RlprofError when there are none.
+    """
+    taken = listening()
+    try:
+        floor = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        floor = 0
+    floor = floor if floor > 12000 else 32768
+    for attempt in range(500):
+        base = _LOWEST + (seed * 2 + attempt * 14) % (floor - _LOWEST - 2)
+        if base not in taken and base + 1 not in taken:
+            return base, base + 1
+    raise RlprofError(f"no two adjacent free ports between {_LOWEST} and {floor} on {os.uname().nodename}")
 
 
 def usual_port(port: int, apart_from: Collection[int] = ()) -> int:

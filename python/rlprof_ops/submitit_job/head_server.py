@@ -20,7 +20,7 @@ from typing import Any
 from rlprof_ops.host import foreign
 from rlprof_ops.host.limited_server import LimitedServer
 
-_LOWEST, _RANGE, _STEP, _TRIES = 10007, 22000, 14, 4  # apart from Ray's and ours (rendezvous.free_pair)
+_LOWEST, _RANGE, _STEP, _TRIES = 10007, 22000, 14, 4  # apart from Ray's and ours (host/ports.free_pair)
 _CONNECT_S, _TALK_S = 2.0, 5.0
 _MOST_BYTES = 4096
 _ASKED = b"asked by "  # no JSON, so no proof of the first task's own

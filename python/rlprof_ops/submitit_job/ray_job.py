@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import command, foreign
+from rlprof_ops.host import command, foreign, ports
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, home, read_knobs
@@ -128,7 +128,7 @@ class RayJob:
             run.write_token()
             request = self.left_to_capture(place.earlier)
             (run.path / "request.json").write_text(request.to_json() + "\n", encoding="utf-8")
-            gcs, control = rendezvous.free_pair(rendezvous.number_of(place.job))
+            gcs, control = ports.free_pair(rendezvous.number_of(place.job))
             settings = Settings.load(self._knobs())
             found = rendezvous.Rendezvous(
                 rendezvous.own_address(os.environ),

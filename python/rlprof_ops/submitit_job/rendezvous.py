@@ -24,7 +24,6 @@ _PAUSE_S = 0.2
 _CALLS_A_LOOK, _MOST_CALLS_A_SECOND = 2, 20  # at a file that is not there yet
 _BESIDE_TCP_S = 10.0  # between two looks at it then
 _ASK_EVERY_S = 1.0
-_LOWEST = 10000
 
 
 @dataclass(frozen=True)
@@ -147,22 +146,3 @@ def _is_ours(address: str) -> bool:
         probe.bind((address, 0))
         return True
     return False
-
-
-def free_pair(seed: int) -> tuple[int, int]:
-    """Two adjacent free ports below the range that the kernel hands out by itself, spread by `seed` (a job
-    id).
-
-    The same rule as slurm::free_ports in scripts/lib/slurm.sh. Raises RlprofError when there are none.
-    """
-    taken = ports.listening()
-    try:
-        floor = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        floor = 0
-    floor = floor if floor > 12000 else 32768
-    for attempt in range(500):
-        base = _LOWEST + (seed * 2 + attempt * 14) % (floor - _LOWEST - 2)
-        if base not in taken and base + 1 not in taken:
-            return base, base + 1
-    raise RlprofError(f"no two adjacent free ports between {_LOWEST} and {floor} on {os.uname().nodename}")

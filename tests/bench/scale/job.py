@@ -37,7 +37,7 @@ from rlprof_ops.supervisor import job_end, node_task
 from rlprof_ops.supervisor.control_channel import Message
 from rlprof_ops.supervisor.job_end import NodeStop
 from rlprof_ops.supervisor.node.node import Node
-from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded
+from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded, StepRelay
 
 WORKER, RANKS = "policy_worker", 8
 WINDOW = Window(3, 5)
@@ -105,21 +105,23 @@ class SimulatedNode(Node):
     trainers: Trainers | None = None
     _last = 0
 
-    async def serve_steps(self, tell: Any, others: Any = None) -> None:
+    def __init__(self, *of: Any, **named: Any) -> None:
+        super().__init__(*of, **named)
         self.told_ns: dict[str, list[int]] = {}
 
+    async def serve_steps(self, tell: Any, others: Any = None) -> None:
         async def timed(message: Message) -> None:
             began = time.monotonic_ns()
             await tell(message)
             self.told_ns.setdefault(type(message).__name__, []).append(time.monotonic_ns() - began)
 
         await super().serve_steps(timed, others)
-        self.watch()
+        if self.relay is not None:
+            self.watch(self.relay)
 
-    def watch(self) -> None:
+    def watch(self, relay: StepRelay) -> None:
         """Write this node's training files at its steps, and how late each step came."""
-        place, relay = self.place, self.relay
-        assert relay is not None
+        place = self.place
         self._late_ns: dict[int, int] = {}
         self.trainers = Trainers(
             place.node, place.index, place.folder.path, Path(self.job["report"]).read_bytes()

@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.bench.harness import Run, environment
 from tests.bench.scale.job import RANKS, WINDOW, WORKER, report_of
 
-from rlprof_ops.host.ports import free_port
+from rlprof_ops.host.ports import free_pair
 from rlprof_ops.job.folders import RunFolder
 
 HERE = Path(__file__).resolve().parent
@@ -127,11 +127,12 @@ def simulate(base: Path, nodes: int, steps: int, step_s: float, kib: int) -> Fou
     request = {
         "captures": [{"backend": "torch", "workers": [WORKER], "steps": f"{WINDOW.start}:{WINDOW.stop}"}]
     }
+    gcs_port, control_port = free_pair(os.getpid())
     names = [f"node{number:04}" for number in range(nodes)]
     job = {
         "name": str(nodes), "base": str(base), "run": str(run.path), "nodes": names,
         "report": str(base / "report"),
-        "gcs_port": free_port(), "control_port": free_port(), "began": time.time(),
+        "gcs_port": gcs_port, "control_port": control_port, "began": time.time(),
         "knobs": {
             "COMMAND": f"{sys.executable} {HERE / 'driver.py'} {base} {steps} {step_s}",
             "SLURM_SUBMIT_DIR": str(base), "RLPROF_REQUEST_JSON": json.dumps(request),
