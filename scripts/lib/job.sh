@@ -4,8 +4,10 @@
 [[ -n ${_RLPROF_JOB_LOADED-} ]] && return 0
 readonly _RLPROF_JOB_LOADED=1
 readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
+readonly _RLPROF_EARLIER_SECONDS=120  # for the manifest of an attempt that left none
 readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
 readonly _RLPROF_MOST_WORDS=64  # lines of all nodes' daemons that are kept for the reason of an end
+EARLIER_FOLDERS=()  # by number: run folders of attempts of this job before a requeue
 RUN_FOLDER="${RLPROF_RUN_DIR-}"  # by which this script writes there; `job::_hold` takes the name's place
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
@@ -37,10 +39,45 @@ job::run_folder() {
     base="$(job::_base)"
     export RLPROF_RUN_DIR="${base}/${RLPROF_JOB}-logs"
     job::_make "${base}" || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
+    job::_find_earlier "${base}" "${restart}"
     _RLPROF_RUN_IDENTITY="$(stat -L -c "%u %i" -- "${RUN_FOLDER}")"
     common::log "run folder: ${RLPROF_RUN_DIR}"
     slurm::record_run_folder "${RLPROF_RUN_DIR}"
     job::_remember
+}
+
+# Those that somebody else could have made or changed say nothing.
+job::_find_earlier() {
+    local -r base="$1" restart="$2"
+    local number folder
+
+    for (( number = 0; number < restart; number++ )); do
+        folder="${base}/${SLURM_JOB_ID}-logs"
+        (( number == 0 )) || folder="${base}/${SLURM_JOB_ID}.r${number}-logs"
+        if [[ -e ${folder}/run.json ]] && job::_is_ours "${folder}" 022; then
+            EARLIER_FOLDERS[number]="${folder}"
+        fi
+    done
+}
+
+# Tell supervisors which earlier attempts have a manifest: what it calls whole is not taken again. It is made now where an
+# attempt was killed before, or where the job that was to make it waits for this one's end.
+job::earlier_attempts() {
+    local number folder
+    local -a known=()
+
+    for number in ${EARLIER_FOLDERS[@]+"${!EARLIER_FOLDERS[@]}"}; do
+        folder="${EARLIER_FOLDERS[number]}"
+        [[ -e ${folder}/manifest.json ]] \
+            || job::_again "$(job::_here)" "${_RLPROF_EARLIER_SECONDS}" rlprof_ops harvest "${folder}" >> "${RUN_FOLDER}/logs/harvest.log" 2>&1 \
+            || true
+        if [[ -e ${folder}/manifest.json ]]; then
+            known+=("${number}")
+        else
+            common::log "${folder} has no manifest: what that attempt took is asked again"
+        fi
+    done
+    export RLPROF_EARLIER_ATTEMPTS="${known[*]-}"
 }
 
 # Before `||` bash ignores errexit, so each command says itself that it must not fail.

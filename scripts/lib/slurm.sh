@@ -217,14 +217,16 @@ slurm::_depth() {
 }
 
 # What a job needs of the host wherever it runs, one path a line: the node folder, without which reports lie in the
-# container's own /tmp and go with it; this checkout, the run folder and where sbatch was called; the request, the place
-# for reports, uv's cache; a virtual environment of the host with the Python it was made from; an nsys of the host.
+# container's own /tmp and go with it; this checkout, the run folder, those of earlier attempts and where sbatch was called;
+# the request, the place for reports, uv's cache; a virtual environment of the host with the Python it was made from; an
+# nsys of the host.
 slurm::_our_folders() {
     local -r home="$1" run_folder="$2"
     local path name
 
     {
-        printf '%s\n' "${RLPROF_NODE_ROOT}" "${home}" "${run_folder}" "${SLURM_SUBMIT_DIR}" "${UV_CACHE_DIR_OVERRIDE}"
+        printf '%s\n' "${RLPROF_NODE_ROOT}" "${home}" "${run_folder}" "${SLURM_SUBMIT_DIR}" "${UV_CACHE_DIR_OVERRIDE}" \
+            ${EARLIER_FOLDERS[@]+"${EARLIER_FOLDERS[@]}"}
         [[ -z ${RLPROF_REQUEST} ]] || dirname -- "$(slurm::absolute "${RLPROF_REQUEST}")"
         for name in ${OUTPUT_VARIABLES}; do
             [[ -z ${!name-} ]] || slurm::absolute "${!name}"

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
 from tests.faults.cells import CELLS, Cell, finish
 from tests.faults.job import Job, submit
 from tests.faults.lanes import Work
@@ -106,8 +107,12 @@ def test_a_requeued_job_gets_a_folder_of_its_own(lanes):
     assert state.state == "COMPLETED"
     assert untouched
     assert (job.base / f"{job.id}.r1-logs/manifest.json").exists()
-    states = {(capture.start, capture.state) for capture in job.harvest().captures}
+    captures = job.harvest().captures
+    states = {(capture.start, capture.state) for capture in captures}
     assert states <= {(2, "ok"), (2, "recovered"), (9, "truncated"), (9, "missing")}
+    again = Manifest.load(job.base / f"{job.id}.r1-logs").captures
+    missing = {capture.id for capture in captures if capture.state not in WHOLE}
+    assert {capture.id: capture.state for capture in again} == dict.fromkeys(missing, "ok")
 
 
 def files(job: Job) -> dict[str, int]:

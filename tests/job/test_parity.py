@@ -33,6 +33,7 @@ umask "$MASK"
 PORT=0 RLPROF_CONTROL_PORT=0
 job::run_folder 2> /dev/null
 job::addresses
+job::earlier_attempts
 env -0
 """
 
@@ -103,3 +104,19 @@ def test_an_attempt_has_the_same_name(tmp_path, restarts, name):
 
     assert by_bash(tmp_path, "0022", SLURM_RESTART_COUNT=restarts)["RLPROF_JOB"] == name
     assert job_name(env) == attempt.name("4711", int(restarts)) == name
+
+
+def test_earlier_attempts_are_those_with_a_manifest_that_nobody_else_can_have_written(tmp_path):
+    folders = {name: tmp_path / f"{name}-logs" for name in ("4711", "4711.r1", "4711.r2", "4711.r3")}
+    for folder in folders.values():
+        folder.mkdir()
+        for name in ("run.json", "manifest.json"):
+            (folder / name).write_text("{}")
+    (folders["4711.r1"] / "run.json").unlink()  # of a start that was refused
+    folders["4711.r2"].chmod(0o777)
+
+    told = by_bash(tmp_path, "0022", SLURM_RESTART_COUNT="4")
+    assert (told["RLPROF_JOB"], told["RLPROF_EARLIER_ATTEMPTS"]) == ("4711.r4", "0 3")
+    run = RunFolder(tmp_path / "4711.r5-logs")
+    env = supervisor_env("4711.r5", run, "n1", ["n1"], HeadAddress("10.0.0.2", 1, 2), [0, 3])
+    assert env["RLPROF_EARLIER_ATTEMPTS"] == "0 3"

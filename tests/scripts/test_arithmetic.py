@@ -32,6 +32,7 @@ NUMBERS = {
     **dict.fromkeys(("number", "try", "code", "report", "base"), "a number from the first on"),
     "cpus": "SLURM_CPUS_ON_NODE",
     "job": "SLURM_JOB_ID, in slurm::free_ports",
+    "restart": "SLURM_RESTART_COUNT",
     "mode": "from `stat -c %a`",
     "forbidden": "a constant of the callers",
     "port": "hexadecimal digits of the kernel, and `printf %d` evaluates nothing",

@@ -190,6 +190,16 @@ def test_apptainer_with_a_space_in_the_run_folder():
     ]  # fmt: skip
 
 
+def test_run_folders_of_earlier_attempts_are_mounted():
+    earlier = 'EARLIER_FOLDERS[1]="/shared/my runs/7.r1-logs"'
+    script = SCRIPT.replace("slurm::srun_line", f"{earlier}; slurm::srun_line")
+    job = {"RLPROF_JOB": "7.r2", "SLURM_JOB_NUM_NODES": "3", "SLURM_SUBMIT_DIR": "/here", "CONTAINER": "img"}
+    done = bash(["-c", script, "test", "/shared/my runs/7.r2-logs"], job)
+
+    (listed,) = (word for word in done.stdout.splitlines() if word.startswith("--container-mounts="))
+    assert "/shared/my runs/7.r1-logs:/shared/my runs/7.r1-logs" in listed.split(","), done.stderr
+
+
 def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
     """A virtual environment with the Python behind its links, an nsys, the request, the reports' place."""
     python = tmp_path / "pythons/cpython-3.11.9/bin/python3.11"

@@ -22,8 +22,8 @@ from rlprof_ops import RayJob, RunSummary
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.request import request_from_dict
-from rlprof_ops.submit.missing_captures import missing_request
+from rlprof_ops.request import request_from_dict, request_from_json
+from rlprof_ops.submit.missing_captures import asked_now, missing_request
 from rlprof_ops.submitit_job import follow_up, head_server, rendezvous, task_context
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 from tests.waits import wait_until
@@ -75,6 +75,38 @@ def test_nothing_known_asks_for_everything():
     assert missing_request(manifest(), ASKED) == ASKED
     nobody = missing_request(manifest(("torch", "generation_worker", None, 3, 4, "missing")), ASKED)
     assert nobody.captures[0].ranks == (0,)
+
+
+def test_a_job_that_goes_on_takes_what_is_missing_and_waits_as_before(tmp_path):
+    """A capture with steps and a trigger: its steps are home, and it still opens when something is found."""
+    asked = request_from_dict({"captures": [
+        {"backend": "torch", "workers": ["w"], "steps": "2, 5", "when": {"step_time": "> 2 x median"}},
+        {"backend": "memory", "workers": ["w"], "when": {"every": 100}},
+        {"backend": "nsight", "workers": ["w"], "steps": "3"},
+    ]})  # fmt: skip
+    homes = manifest(("torch", "w", 0, 2, 3, "ok"), ("torch", "w", 0, 5, 6, "missing"),
+                     ("torch", "w", 0, 70, 71, "missing"), ("nsight", "w", 0, 3, 4, "ok"))  # fmt: skip
+    for name, rows in (("7-logs", homes), ("7.r1-logs", manifest(("torch", "w", 0, 5, 6, "recovered")))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("".join(rows.lines()))
+    env = {"RLPROF_REQUEST_JSON": asked.to_json()}
+
+    def now(numbers: str):
+        return asked_now("7.r2", tmp_path / "7.r2-logs", {**env, "RLPROF_EARLIER_ATTEMPTS": numbers})
+
+    assert now("") == asked
+    first = now("0")
+    assert [(spec.backend, str(spec.steps), spec.when is not None) for spec in first.captures] == [
+        ("torch", "5", False), ("torch", "", True), ("memory", "", True),
+    ]  # fmt: skip
+    assert request_from_json(first.to_json()) == first
+    both = now("0 1")
+    assert [(spec.backend, str(spec.steps)) for spec in both.captures] == [("torch", ""), ("memory", "")]
+    assert [note.rpartition("/")[2] for note in both.notes] == ["7-logs", "7.r1-logs"]
+    assert "2 of 4 captures" in both.notes[0]
+    (tmp_path / "7-logs/manifest.json").write_text("{")
+    unread = now("0")
+    assert unread == asked and "7-logs" in unread.notes[0]
 
 
 def test_mistakes_are_told_before_submitting():

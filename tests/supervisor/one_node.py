@@ -49,11 +49,11 @@ class OneNode:
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, base: Path, code: int = 0, **knobs: str) -> OneNode:
+    def start(cls, base: Path, code: int = 0, job: str = "", **knobs: str) -> OneNode:
         """`code`: the driver's exit code when it is asked to end; 0: SIGTERM kills it."""
         (base / "nodes").mkdir(parents=True)
         (base / "driver.py").write_text(DRIVER)
-        job = f"local-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
+        job = job or f"local-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
         run = RunFolder(base / f"{job}-logs")
         run.create()
         run.write_token()

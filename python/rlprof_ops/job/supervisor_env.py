@@ -20,13 +20,19 @@ class HeadAddress:
 
 
 def supervisor_env(
-    job: str, run: RunFolder, node: str, nodes: Sequence[str], head: HeadAddress
+    job: str,
+    run: RunFolder,
+    node: str,
+    nodes: Sequence[str],
+    head: HeadAddress,
+    earlier: Sequence[int] = (),
 ) -> dict[str, str]:
     """The variables of one node's supervisor.
 
     Args:
         job: with its attempt, as in the run folder's name.
         nodes: all of the job, the head first.
+        earlier: the attempts of the job before this one that have a manifest.
     """
     return {
         env_names.JOB: job,
@@ -36,5 +42,6 @@ def supervisor_env(
         env_names.HEAD_IP: head.ip,
         env_names.GCS_PORT: str(head.gcs_port),
         env_names.CONTROL_PORT_CHOSEN: str(head.control_port),
+        env_names.EARLIER_ATTEMPTS: " ".join(map(str, earlier)),
         env_names.BEGAN: str(time.time()),
     }

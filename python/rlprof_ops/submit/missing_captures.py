@@ -1,12 +1,58 @@
-"""What is left to capture: a request made of the captures that did not end in a whole report."""
+"""What is left to capture: a request made of the captures that did not end in a whole report, for a new job
+and for one that starts again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest
-from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.job import attempt
+from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window, load_request
+
+
+def asked_now(job: str, run: Path, env: Mapping[str, str]) -> ProfileRequest:
+    """The request of an environment, without what earlier attempts of this job brought home whole.
+
+    Args:
+        job: with its attempt, as in the name of its run folder `run`; those of the others lie beside it.
+        env: has the numbers of the attempts that have a manifest.
+    """
+    asked = load_request(env=env)
+    numbers = env.get(env_names.EARLIER_ATTEMPTS, "").split()
+    names = (attempt.name(attempt.job_of(job), int(number)) for number in numbers)
+    return left_after([run.parent / attempt.folder_name(name) for name in names], asked)
+
+
+def left_after(earlier: Iterable[Path], asked: ProfileRequest) -> ProfileRequest:
+    """What a job that goes on has still to take, with a note on each of its `earlier` run folders. An attempt
+    whose manifest cannot be read has taken nothing. What waits until something is found goes on waiting, with
+    its whole budget.
+    """
+    known, notes = list[Manifest](), list(asked.notes)
+    for folder in earlier:
+        try:
+            manifest = Manifest.load(folder)
+        except (RlprofError, OSError) as error:
+            notes.append(f"what an earlier attempt took is asked again: {error}")
+            continue
+        known.append(manifest)
+        whole = sum(capture.state in WHOLE for capture in manifest.captures)
+        notes.append(
+            f"an earlier attempt brought {whole} of {len(manifest.captures)} captures home, which are not"
+            f" taken again: {folder}"
+        )
+    if not known:
+        return replace(asked, notes=tuple(notes))
+    left = replace(asked, captures=tuple(replace(spec, when=None) for spec in asked.captures if spec.is_on))
+    for manifest in known:
+        left = missing_request(manifest, left)
+    waiting = tuple(replace(spec, steps=Steps()) for spec in asked.captures if spec.waits)
+    return replace(left, captures=(*left.captures, *waiting), notes=tuple(notes))
 
 
 def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest:

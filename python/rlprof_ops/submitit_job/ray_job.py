@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import command, foreign, ports
+from rlprof_ops.job import attempt
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, home, read_knobs
@@ -28,7 +29,6 @@ from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import client
-from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import head_server, rendezvous, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
@@ -74,10 +74,9 @@ class RayJob:
         self.settings = _checked(self.settings)
         self.log_dir = os.path.abspath(self.log_dir) if self.log_dir is not None else None
         self._process: TaskProcess | None = None
-        self._folders: tuple[Path, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_folders": ()}
+        return {**self.__dict__, "_process": None}
 
     # ---- a task
     # ------------------------------------------------------------------------------------------------
@@ -123,11 +122,11 @@ class RayJob:
             ) from None
         if place.cluster == "slurm":
             client.record_run_folder(place.job.partition(".")[0], run.path)
-        self._folders = (*place.earlier, run.path)
         try:
             run.write_token()
-            request = self.left_to_capture(place.earlier)
-            (run.path / "request.json").write_text(request.to_json() + "\n", encoding="utf-8")
+            for folder in place.earlier:
+                _make_manifest(folder)
+            (run.path / "request.json").write_text(self.request.to_json() + "\n", encoding="utf-8")
             gcs, control = ports.free_pair(rendezvous.number_of(place.job))
             settings = Settings.load(self._knobs())
             found = rendezvous.Rendezvous(
@@ -175,7 +174,9 @@ class RayJob:
         if place.cluster != "slurm":
             env.pop("RLPROF_HARVEST_JOB", None)
         head = HeadAddress(found.head_ip, found.gcs_port, found.control_port)
-        return python_environment(env | supervisor_env(place.job, run, place.node, place.nodes, head))
+        earlier = [attempt.number_of(attempt.of_folder(folder) or "") for folder in place.earlier]
+        ours = supervisor_env(place.job, run, place.node, place.nodes, head, earlier)
+        return python_environment(env | ours)
 
     # ---- signals
     # -----------------------------------------------------------------------------------------------
@@ -218,8 +219,7 @@ class RayJob:
             self._process.wait(self._seconds_left())
         if not self.requeue:
             return None
-        # A job that starts again looks into its earlier run folders too: after a kill nobody came here.
-        return DelayedSubmission(dataclasses.replace(self, request=self.left_to_capture(self._folders)))
+        return DelayedSubmission(dataclasses.replace(self))  # its supervisors know what is missing
 
     def _seconds_left(self) -> float:
         """For the drain: what it may take by the knobs, and no longer than the job has."""
@@ -231,18 +231,6 @@ class RayJob:
         if end.isdigit():
             seconds = min(seconds, float(end) - time.time() - _LAST_SECONDS)
         return max(1.0, seconds)
-
-    # ---- attempts
-    # ----------------------------------------------------------------------------------------------
-
-    def left_to_capture(self, earlier: Sequence[Path]) -> ProfileRequest:
-        """The request without what earlier attempts brought home whole."""
-        request: ProfileRequest = self.request
-        for folder in earlier:
-            manifest = _manifest(folder)
-            if request and manifest is not None:
-                request = missing_request(manifest, request)
-        return request
 
 
 def _order_harvest(place: task_context.TaskContext, env: Mapping[str, str]) -> str:
@@ -256,22 +244,18 @@ def _order_harvest(place: task_context.TaskContext, env: Mapping[str, str]) -> s
     if done.returncode == 0:
         return done.stdout.strip()
     print(f"rlprof: the harvest is no job of its own, sbatch said: {done.stderr.strip()}", file=sys.stderr)
-    _manifest(place.run_dir)
+    _make_manifest(place.run_dir)
     return ""
 
 
-def _manifest(folder: Path) -> Any:
-    """The manifest of an attempt; made now when that one was killed before its harvest. None when it
-    cannot be made.
-    """
-    from rlprof_ops.collect.harvest.manifest import Manifest
+def _make_manifest(folder: Path) -> None:
+    """Of an attempt that was killed before its harvest, as far as that can be done."""
+    from rlprof_ops.collect.harvest.manifest import FILE
     from rlprof_ops.collect.harvest.run_harvest import harvest
 
-    with contextlib.suppress(RlprofError):
-        return Manifest.load(folder)
-    with contextlib.suppress(RlprofError):
-        return harvest(folder, content_budget_s=_HARVEST_AGAIN_S)
-    return None
+    if not (folder / FILE).exists():
+        with contextlib.suppress(RlprofError):
+            harvest(folder, content_budget_s=_HARVEST_AGAIN_S)
 
 
 def _summary(place: task_context.TaskContext, code: int) -> RunSummary:

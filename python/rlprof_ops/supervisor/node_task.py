@@ -24,7 +24,8 @@ from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext, node_name
-from rlprof_ops.request import ProfileRequest, load_request, request_from_json
+from rlprof_ops.request import ProfileRequest, request_from_json
+from rlprof_ops.submit.missing_captures import asked_now
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
 from rlprof_ops.supervisor.node.journal import Journal
@@ -130,7 +131,7 @@ async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) 
 
 def _read_what_is_asked(place: NodeContext) -> tuple[str, str, tuple[str, ...]]:
     try:
-        token, request = place.run.read_token(), load_request(env=os.environ)
+        token, request = place.run.read_token(), asked_now(place.job, place.run.path, os.environ)
         place.pinned_run().open().close()  # from now on it is known which folder is this job's own
         return token, request.to_json(), request.notes
     except OSError as error:

@@ -35,7 +35,8 @@ from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.redact import redact_text
-from rlprof_ops.request import load_request, request_from_json
+from rlprof_ops.request import request_from_json
+from rlprof_ops.submit.missing_captures import asked_now
 from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.window.output_dir import Folders, folder_of
@@ -203,7 +204,8 @@ def record_bad_start(env: Mapping[str, str], settings: Settings, run: Path) -> N
         env[env_names.JOB], nodes[0], "", "", 0, 0, True, nodes, folders.RunFolder(run), folder, 0, ""
     )
     state = NodeState(place.folder.path / FOLDER, started_ns=time.time_ns())
-    record = RunRecord.of(place, settings, load_request(env=env), state, BackgroundWriter())
+    asked = asked_now(place.job, run, env)
+    record = RunRecord.of(place, settings, asked, state, BackgroundWriter())
     told = f"control/ended_{nodes[0].replace('/', '_')}"
     with ContainedDir(run) as tree:
         try:

@@ -121,7 +121,11 @@ class Node:
             env_names.RUN_DIR: str(place.run.path),
             env_names.HOME: str(home()),
         }
-        if self.request:
+        goes_on = bool(env.pop(env_names.EARLIER_ATTEMPTS, ""))
+        if goes_on:  # NeMo RL itself would take again what is home
+            for name in (*env_names.NRL_STEP_RANGE.values(), *env_names.NRL_WORKER_PATTERNS.values()):
+                env.pop(name, None)
+        if self.request or goes_on:  # also where nothing is left: variables have the whole request
             env[env_names.REQUEST_JSON] = self.request.to_json()
         return env
 
