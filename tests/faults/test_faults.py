@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 
 import pytest
 
@@ -75,11 +76,12 @@ def test_what_had_ended_is_home_and_the_rest_is_explained(lanes, cell):
         assert re.search(cell.reason, capture.reason), f"{shown}\n{output}"
 
 
-def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
+def requeued(slurm: Sandbox, harvest_job: str) -> tuple[Job, JobState, bool]:
     """A job that is requeued in its second window and then runs through; whether the second attempt left
     the first one's files alone.
     """
-    job = submit(slurm, slurm.shared / "requeue", args=("--requeue",))
+    folder = slurm.shared / f"requeue {harvest_job}"
+    job = submit(slurm, folder, args=("--requeue",), RLPROF_HARVEST_JOB=harvest_job)
     job.wait_step()
     slurm.run(["scontrol", "requeue", str(job.id)])
     wait_until(lambda: slurm.job(job.id).restarts >= 1, 120, pause_s=0.2)
@@ -99,20 +101,31 @@ def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
     return job, state, files(job) == first
 
 
+def requeue_work(harvest_job: str) -> Work:
+    return Work(f"requeue {harvest_job}", functools.partial(requeued, harvest_job=harvest_job), 80)
+
+
 @pytest.mark.timeout(2700)
 @pytest.mark.long
-@pytest.mark.lane(Work("requeue", requeued, 80))
-def test_a_requeued_job_gets_a_folder_of_its_own(lanes):
-    job, state, untouched = lanes.result("requeue")
+@pytest.mark.parametrize(
+    "harvest_job",
+    [pytest.param(job, marks=pytest.mark.lane(requeue_work(job))) for job in ("0", "1")],
+)
+def test_a_requeued_job_takes_in_a_folder_of_its_own_what_is_missing(harvest_job, lanes):
+    """With a job that harvests, the manifest of the first attempt is still to come when the second begins."""
+    job, state, untouched = lanes.result(f"requeue {harvest_job}")
     assert state.state == "COMPLETED"
     assert untouched
-    assert (job.base / f"{job.id}.r1-logs/manifest.json").exists()
     captures = job.harvest().captures
     states = {(capture.start, capture.state) for capture in captures}
     assert states <= {(2, "ok"), (2, "recovered"), (9, "truncated"), (9, "missing")}
-    again = Manifest.load(job.base / f"{job.id}.r1-logs").captures
+    again = wait_until(functools.partial(manifest_of, job.base / f"{job.id}.r1-logs"), 90).captures
     missing = {capture.id for capture in captures if capture.state not in WHOLE}
     assert {capture.id: capture.state for capture in again} == dict.fromkeys(missing, "ok")
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    return Manifest.load(folder) if (folder / "manifest.json").exists() else None
 
 
 def files(job: Job) -> dict[str, int]:
