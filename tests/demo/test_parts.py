@@ -7,6 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 STEPS, WITHIN_S = 4, 0.5
+BUSY = 3  # times slower than alone: Ray's own start makes it 2
 # One generator makes the answers of both policy workers, one after the other: `generation` twice a step.
 LEAST_MS = {"generation": 2000, "ref_logprob": 1500, "logprob": 1500, "train": 1500}
 PHASES = {*LEAST_MS, "reward", "advantage", "weight_sync"}
@@ -36,7 +40,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
     "nsight/generation_worker": {**NSIGHT, "steps": "2, 4", "at": "generation+1500ms", "for": "2s"},
     "memory/generation_worker": {**MEMORY, "steps": "2, 4", "at": "generation+2500ms", "for": "1s"},
     # at the bounds of a phase, where torch opens and closes; memory goes on when its phase is over
-    "torch/policy_worker": {"backend": "torch", "steps": "2, 4", "at": "logprob", "for": "1500ms"},
+    "torch/policy_worker": {"backend": "torch", "steps": "2, 4", "at": "logprob", "for": "1400ms"},
     "memory/policy_worker": {**MEMORY, "steps": "2, 4", "at": "ref_logprob+1s", "for": "1s"},
     # of a step that is over before
     "memory/controller": {**MEMORY, "steps": "3", "at": "generation+1h", "for": "1s"},
@@ -44,7 +48,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
 ASKED_S = {
     "nsight/generation_worker": ("generation", 1.5, 3.5),
     "memory/generation_worker": ("generation", 2.5, 3.5),
-    "torch/policy_worker": ("logprob", 0.0, 1.5),
+    "torch/policy_worker": ("logprob", 0.0, 1.4),
     "memory/policy_worker": ("ref_logprob", 1.0, 2.0),
 }
 
@@ -66,8 +70,10 @@ def test_each_window_holds_its_part_of_the_step(tmp_path: Path) -> None:
     least = [word for phase, ms in LEAST_MS.items() for word in ("--least-ms", f"{phase}={ms}")]
     demo = ["-m", "rlprof_ops.demo", "--steps", str(STEPS), "--json", str(tmp_path / "own.json"), *least]
     argv = [sys.executable, "-m", "rlprof_ops", "run", "--", sys.executable, *demo]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    with Slowness() as slowness:
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == MISSING, done.stdout + done.stderr
+    late_s = WITHIN_S * (slowness.most if slowness.most > BUSY else 1)
     own = own_clock(json.loads((tmp_path / "own.json").read_text()))
     [run] = tmp_path.glob("local-*-logs")
     captures = Manifest.load(run).captures
@@ -79,36 +85,66 @@ def test_each_window_holds_its_part_of_the_step(tmp_path: Path) -> None:
     assert re.fullmatch(r"step 3 ended after [\d.]+ s, before generation\+3600s", never.reason)
     for each in captures:
         if each is not never:
-            holds_its_part(each, run, own[each.worker, each.start], tmp_path)
+            holds_its_part(each, run, own[each.worker, each.start], tmp_path, late_s)
 
 
-def holds_its_part(capture: CaptureResult, run: Path, own: list[Phase], folder: Path) -> None:
-    """`own`: the phases of its worker's step, by the demo."""
+class Slowness:
+    """How many times longer than alone a thread takes for its work here, in the worst second: so much later
+    may a profiler begin and end too.
+    """
+
+    def __init__(self) -> None:
+        self.most = 1.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+
+    def __enter__(self) -> Slowness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        latest: deque[tuple[float, float]] = deque(maxlen=10)  # seconds, and those on a CPU
+        while not self._over.wait(0.09):
+            began, used = time.monotonic(), time.thread_time()
+            while time.thread_time() < used + 0.01:
+                pass
+            latest.append((time.monotonic() - began, time.thread_time() - used))
+            took, worked = map(sum, zip(*latest, strict=True))
+            if len(latest) == latest.maxlen:
+                self.most = max(self.most, took / worked)
+
+
+def holds_its_part(capture: CaptureResult, run: Path, own: list[Phase], folder: Path, late_s: float) -> None:
+    """The manifest has the time that was asked, by `late_s`, and the report what happened in the manifest's.
+    `own`: the phases of its worker's step, by the demo.
+    """
     phase, at_s, until_s = ASKED_S[f"{capture.backend}/{capture.worker}"]
     zero_s = next(begin_s for name, begin_s, _ in own if name == phase)
+    began_s = [(name, begin_s - zero_s) for name, begin_s, _ in own]
+    taken_s, closed_s = capture.taken_s
+    if capture.backend == "torch":  # it closes where a range begins or ends
+        bounds = [at - zero_s for _, *bounds_of in own for at in bounds_of]
+        until_s = min(bound for bound in bounds if bound >= until_s)
+    print(f"{capture.id}: asked {at_s} to {until_s:.3f} s by {late_s:.2f}, taken {taken_s} to {closed_s}")
+    assert (taken_s, closed_s) == pytest.approx((at_s, until_s), abs=late_s)
+    surely = {name for name, at in began_s if taken_s + WITHIN_S <= at <= closed_s - WITHIN_S}
+    at_most = {name for name, at in began_s if taken_s - WITHIN_S <= at <= closed_s + WITHIN_S}
+    if capture.state == "empty" and late_s > WITHIN_S and not surely:
+        return
     assert capture.report is not None, (capture.id, capture.reason)
     held = held_by(capture.backend, run / capture.report, folder)
     first_s, last_s = held.first_s - zero_s, held.last_s - zero_s
     seen = held.names & PHASES
-    print(f"{capture.id}: {first_s:.3f} to {last_s:.3f} s, manifest {capture.taken_s}, {sorted(seen)}")
-    if capture.backend == "torch":  # it closes where a range begins or ends
-        bounds = [at - zero_s for _, *bounds_of in own for at in bounds_of]
-        until_s = min(bound for bound in bounds if bound >= until_s)
-    assert at_s - WITHIN_S <= first_s <= last_s <= until_s + WITHIN_S
-    assert capture.taken_s == pytest.approx((at_s, until_s), abs=WITHIN_S)
+    print(f"{capture.id}: holds {first_s:.3f} to {last_s:.3f} s, {sorted(seen)}")
+    assert taken_s - WITHIN_S <= first_s <= last_s <= closed_s + WITHIN_S
     if capture.backend == "memory":
-        assert (first_s, last_s) == pytest.approx((at_s, until_s), abs=WITHIN_S)
-        return
-    began_s: dict[str, list[float]] = {name: [] for name in PHASES}
-    for name, begin_s, _ in own:
-        began_s[name].append(begin_s - zero_s)
-
-    def began_in(name: str, from_s: float, to_s: float) -> bool:
-        return any(from_s <= each <= to_s for each in began_s[name])
-
-    surely = {name for name in PHASES if began_in(name, at_s + WITHIN_S, until_s - WITHIN_S)}
-    at_most = {name for name in PHASES if began_in(name, at_s - WITHIN_S, until_s + WITHIN_S)}
-    assert surely <= seen <= at_most
+        assert (first_s, last_s) == pytest.approx((taken_s, closed_s), abs=WITHIN_S)
+    else:
+        assert surely <= seen <= at_most
 
 
 def own_clock(record: dict[str, Any]) -> dict[tuple[str, int], list[Phase]]:

@@ -14,10 +14,13 @@ from tests.waits import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 ACTOR = """
-import ray
+import os, pathlib, time, ray
 ray.init(address="auto", logging_level="ERROR")
 actor = ray.remote(num_cpus=64)(type("Big", (), {"f": lambda self: 1})).remote()
-ray.get(actor.f.remote(), timeout=75)
+log, until = pathlib.Path(os.environ["RLPROF_RUN_DIR"], "logs/head.log"), time.monotonic() + 75
+while "no node has that" not in log.read_text() and time.monotonic() < until:
+    time.sleep(0.2)
+ray.get(actor.f.remote(), timeout=1)
 """
 
 

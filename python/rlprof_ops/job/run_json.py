@@ -73,7 +73,9 @@ class _Begun(TypedDict):
     framework: Annotated[str | None, {"description": "RLPROF_TRAINER"}]
     command: Annotated[str, {"description": "without secrets"}]
     request: Annotated[dict[str, Any], {"description": "what to profile: `rlprof schema request`"}]
-    request_notes: Annotated[list[str], {"description": "what the request overrules"}]
+    request_notes: Annotated[
+        list[str], {"description": "what the request overrules, and what earlier attempts brought home"}
+    ]
     world: Annotated[dict[str, int], {"description": "worker name -> number of ranks"}]
     versions: dict[str, str]
     submit_dir: str

@@ -65,7 +65,7 @@ class End:
 class NodeState:
     """One node's state; `save` after each change.
 
-    `keeper`: its pid. `request`: the job's, as JSON; `notes`: what it overrules. `serving`: the cluster is
+    `keeper`: its pid. `request`: the job's, as JSON; `notes`: on it. `serving`: the cluster is
     up, on the head; elsewhere Ray is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted.
     `drained`: only harvest and report are left.
     """
