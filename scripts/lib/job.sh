@@ -73,6 +73,7 @@ job::earlier_attempts() {
             || true
         if [[ -e ${folder}/manifest.json ]]; then
             known+=("${number}")
+            common::log "not taken again: what ${folder}/manifest.json calls whole"
         else
             common::log "${folder} has no manifest: what that attempt took is asked again"
         fi
