@@ -95,11 +95,18 @@ def run(
     return Ran(done.stdout, folder)
 
 
+LOSSES: dict[tuple[str, str, str], list[str]] = {}
+"""Script, kind and what else it was run with -> its losses without us, which are the same at every run."""
+
+
 def both(script: str, kind: str, folder: Path, **options: Any) -> Ran:
     """With us, after its losses were compared with those without."""
-    bare = run(script, kind, folder=folder / "bare", with_us=False, **options)
+    its_own = {name: value for name, value in options.items() if not name.startswith("RLPROF_")}
+    key = script, kind, repr(its_own)
+    if key not in LOSSES:
+        LOSSES[key] = run(script, kind, folder=folder / "bare", with_us=False, **its_own).losses
     ours = run(script, kind, folder=folder / "ours", with_us=True, **options)
-    assert ours.losses == bare.losses and len(bare.losses) >= BATCHES
+    assert ours.losses == LOSSES[key] and len(LOSSES[key]) >= BATCHES
     return ours
 
 
