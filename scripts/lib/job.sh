@@ -4,7 +4,7 @@
 [[ -n ${_RLPROF_JOB_LOADED-} ]] && return 0
 readonly _RLPROF_JOB_LOADED=1
 readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
-readonly _RLPROF_EARLIER_SECONDS=120  # for the manifest of an attempt that left none
+readonly _RLPROF_EARLIER_SECONDS=120  # for the manifests of all attempts that left none
 readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
 readonly _RLPROF_MOST_WORDS=64  # lines of all nodes' daemons that are kept for the reason of an end
 EARLIER_FOLDERS=()  # by number: run folders of attempts of this job before a requeue
@@ -34,8 +34,8 @@ job::preflight() {
 job::run_folder() {
     local restart="${SLURM_RESTART_COUNT:-0}" base
 
-    export RLPROF_JOB="${SLURM_JOB_ID}"
-    [[ ${restart} == 0 ]] || RLPROF_JOB="${SLURM_JOB_ID}.r${restart}"
+    RLPROF_JOB="$(job::_attempt "${restart}")"
+    export RLPROF_JOB
     base="$(job::_base)"
     export RLPROF_RUN_DIR="${base}/${RLPROF_JOB}-logs"
     job::_make "${base}" || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
@@ -46,14 +46,20 @@ job::run_folder() {
     job::_remember
 }
 
+# `4711`, and `4711.r1` after its first requeue.
+job::_attempt() {
+    local -r number="$1"
+
+    if [[ ${number} == 0 ]]; then printf '%s' "${SLURM_JOB_ID}"; else printf '%s.r%s' "${SLURM_JOB_ID}" "${number}"; fi
+}
+
 # Those that somebody else could have made or changed say nothing.
 job::_find_earlier() {
     local -r base="$1" restart="$2"
     local number folder
 
     for (( number = 0; number < restart; number++ )); do
-        folder="${base}/${SLURM_JOB_ID}-logs"
-        (( number == 0 )) || folder="${base}/${SLURM_JOB_ID}.r${number}-logs"
+        folder="${base}/$(job::_attempt "${number}")-logs"
         if [[ -e ${folder}/run.json ]] && job::_is_ours "${folder}" 022; then
             EARLIER_FOLDERS[number]="${folder}"
         fi
@@ -63,19 +69,20 @@ job::_find_earlier() {
 # Tell supervisors which earlier attempts have a manifest: what it calls whole is not taken again. It is made now where an
 # attempt was killed before, or where the job that was to make it waits for this one's end.
 job::earlier_attempts() {
+    local -r until="$(( SECONDS + _RLPROF_EARLIER_SECONDS ))"
     local number folder
     local -a known=()
 
     for number in ${EARLIER_FOLDERS[@]+"${!EARLIER_FOLDERS[@]}"}; do
         folder="${EARLIER_FOLDERS[number]}"
-        [[ -e ${folder}/manifest.json ]] \
-            || job::_again "$(job::_here)" "${_RLPROF_EARLIER_SECONDS}" rlprof_ops harvest "${folder}" >> "${RUN_FOLDER}/logs/harvest.log" 2>&1 \
+        [[ -e ${folder}/manifest.json ]] || (( SECONDS >= until )) \
+            || job::_again "$(job::_here)" "$(( until - SECONDS + 1 ))" rlprof_ops harvest "${folder}" >> "${RUN_FOLDER}/logs/harvest.log" 2>&1 \
             || true
         if [[ -e ${folder}/manifest.json ]]; then
             known+=("${number}")
             common::log "not taken again: what ${folder}/manifest.json calls whole"
         else
-            common::log "${folder} has no manifest: what that attempt took is asked again"
+            common::log "${folder} has no manifest, and none could be made (logs/harvest.log): what that attempt took is asked again"
         fi
     done
     export RLPROF_EARLIER_ATTEMPTS="${known[*]-}"

@@ -37,6 +37,9 @@ NUMBERS = {
     "forbidden": "a constant of the callers",
     "port": "hexadecimal digits of the kernel, and `printf %d` evaluates nothing",
     "_RLPROF_REMOVE_SECONDS": "a constant",
+    "_RLPROF_EARLIER_SECONDS": "a constant",
+    "SECONDS": "bash's own",
+    "until": "a sum of these",
     "EUID": "bash's own",
     "BASH_REMATCH": "matched with [0-9]+ before",
 }
