@@ -34,26 +34,26 @@ MOST_FILES = 14
 # Statements (nodes of the syntax tree, so that breaking or joining lines changes nothing) that a room holds
 # at most. The comment says what today's features fit in.
 BUDGET = {
-    "(root)": 301,  # and the one line of a doctor's answer, an installed version, words for yes and no
-    "host": 1230,  # host, job and slurm: 1,600; storage, whom one talks to, cgroups, pairs of ports (14)
-    "job": 879,  # and the rows of run.json, what of it is written without a supervisor, exit codes (of head)
-    "slurm": 288,  # and host's way to run a command
-    "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1661,  # 1,100; what a GPU refuses, windows inside a step (by counts too), steps by output
-    "backends": 3132,  # 1,300; records CUDA, a doctor, inner workers, sessions in one, graph captures, load
-    "window": 971,  # 700; and windows inside a step, why one could not be (3), an end beside another one (3)
-    "trainers": 3832,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, own ranks, pieces (13)
-    "runtime": 3531,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, arrivals, no frame held (37)
-    "rayenv": 779,  # 900; the pattern that matched, a patched Ray, rlprof wrap, --rank, PYTHONPATH (27)
-    "collect": 3590,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
-    "supervisor": 3793,  # 2,200; steps from what is printed (240), counts, what Ray does in a hang (70)
-    "recorder": 2763,  # 1,500; who tells steps, what stands, links, XIDs, who others wait for (410), tokens
-    "submit": 497,  # submit, operate and commands: 2,600; what a requeued job has still to take (28)
-    "operate": 1690,  # since then the rank that failed first, tables for a notebook, findings as spans
-    "commands": 1273,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 12666,  # 7,600; diff, requests, pauses, hangs, FLOPs, paths, copies (60), rows at once (71)
-    "doctor": 544,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (13)
-    "submitit_job": 694,
+    "(root)": 310,  # a doctor's line, an installed version, yes and no, names (3), errors as text (4)
+    "host": 1381,  # host, job and slurm: 1,600; storage, cgroups, logs (36), our threads (58), timers (53)
+    "job": 962,  # and run.json, exit codes, site (12), node folders (6), Python (36), ids (7), ports (6)
+    "slurm": 315,  # and host's commands, GPUs that are counted (4), which step (8), KillWait (5), limits (9)
+    "redact": 645,  # and secrets in binary reports, new and ended processes (22), lines of any length (14)
+    "request": 1698,  # 1,100; what a GPU refuses, windows inside a step, by output, what waits in a plan (40)
+    "backends": 3270,  # 1,300; CUDA, doctor, inner workers, captures, exports, endings, forks (45)
+    "window": 1062,  # 700; windows inside a step, room on the disk (44), no secrets (33), unsaved (7)
+    "trainers": 3861,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, ranks, attempts (29)
+    "runtime": 3935,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (168)
+    "rayenv": 894,  # 900; a patched Ray, rlprof wrap, PYTHONPATH, env (14), its reports without secrets (101)
+    "collect": 3828,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64)
+    "supervisor": 3935,  # 2,200; steps from output (240), Ray in a hang (70), full disks, limits moved (9)
+    "recorder": 2876,  # 1,500; what stands, links, XIDs, full disks, windows left (64), words (9)
+    "submit": 542,  # submit, operate, commands: 2,600; what a requeued job still takes (55), secrets (17)
+    "operate": 1861,  # and the rank that failed first (48), tables, findings as spans, killed runs (7)
+    "commands": 1308,  # what is converted, rlprof run (8), hang, names as text (9), when a harvest ends
+    "analyze": 12962,  # 7,600; requests, hangs, FLOPs, rows (113), dumps, bounds (112), clocks (42)
+    "doctor": 615,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (13), late nodes (71)
+    "submitit_job": 867,  # and what a site names and ray.sub keeps, orders and requeues (50), salvage (91)
     "demo": 625,  # the run folder is named by job.attempt
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
 import shlex
@@ -315,3 +316,42 @@ def test_no_text_takes_long(pieces, times):
     shown = redact_log(text.encode())
     assert len(shown) == len(text.encode())
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "token " + "\x1b[m" * 175_000,
+        "token=[" + "\\" * 500_000,
+        "token={a " * 60_000,
+        "token=os.x-" * 45_000,
+        "token=$(a-" * 50_000,
+        "database_url=http://" * 25_000,
+        "token='a'" + "\\" * 500_000,
+        "eyJ-" * 125_000,
+        "-----BEGIN PRIVATE KEY-----" * 20_000,
+        "-----BEGIN PRIVATE KEY-----\n" + "\x1b[m" * 175_000 + "!",
+        "wandb login " + "--a " * 40 + "!",
+        "\n".join(f"{name}_TOKEN= " for name in map("".join, itertools.product("abcdefghij", repeat=4))),
+    ],
+    ids=range(12),
+)
+def test_a_line_takes_time_by_its_length(line):
+    """By its square, or worse, each takes minutes to years."""
+    began = time.process_time()
+    assert len(redact_log(line.encode())) == len(line)
+    assert time.process_time() - began < 30
+
+
+def test_what_is_too_long_to_be_looked_at_is_masked():
+    for value in ("os.environ", "$(cat-", "get("):
+        assert "x" * 90 not in redact_text(f"token={value}{'x' * 2000}", {})
+    assert ODD not in redact_text(f"token=['{ODD}", {}) + redact_text(f"token={{a: '{ODD}", {})
+    assert ODD not in redact_text(f"\x1b[mtoken={ODD}", {})
+
+
+def test_a_key_in_another_ends_where_it_did():
+    begin, end = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
+    text = f'{begin} {begin} {begin} "{ODD}" {end} left {begin} {ODD} {end} right'
+    shown = redact_text(text, {})
+    assert ODD not in shown and "left" in shown and shown.endswith(" right")

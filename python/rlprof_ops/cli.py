@@ -157,13 +157,20 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         _run(argv)
     except RlprofError as error:
-        click.echo(f"rlprof: {error}", err=True)
+        _complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
-        click.echo(f"rlprof: {_of_the_machine(error)}", err=True)
+        _complain(_of_the_machine(error))
         sys.exit(EXIT_FAILED)
+
+
+def _complain(text: str) -> None:
+    """On standard error; names of files may be anybody's."""
+    from rlprof_ops.collect.harvest.manifest_table import printable_lines
+
+    click.echo(f"rlprof: {printable_lines(text)}", err=True)
 
 
 def _run(argv: list[str] | None) -> None:

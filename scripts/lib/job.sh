@@ -8,6 +8,7 @@ readonly _RLPROF_EARLIER_SECONDS=120  # for the manifests of all attempts that l
 readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
 readonly _RLPROF_MOST_WORDS=64  # lines of all nodes' daemons that are kept for the reason of an end
 EARLIER_FOLDERS=()  # by number: run folders of attempts of this job before a requeue
+ORDERED=""  # the exit code of an order to end that came before a node was started
 RUN_FOLDER="${RLPROF_RUN_DIR-}"  # by which this script writes there; `job::_hold` takes the name's place
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
@@ -67,25 +68,48 @@ job::_find_earlier() {
 }
 
 # Tell supervisors which earlier attempts have a manifest: what it calls whole is not taken again. It is made now where an
-# attempt was killed before, or where the job that was to make it waits for this one's end.
+# attempt was killed before, where it was made while that one ran, or where the job that was to make it waits for this one's
+# end. An order to end cuts it short.
 job::earlier_attempts() {
     local -r until="$(( SECONDS + _RLPROF_EARLIER_SECONDS ))"
-    local number folder
+    local number folder harvest=""
     local -a known=()
 
+    trap 'job::_order TERM 143' TERM
+    trap 'job::_order USR2 140' USR2
     for number in ${EARLIER_FOLDERS[@]+"${!EARLIER_FOLDERS[@]}"}; do
         folder="${EARLIER_FOLDERS[number]}"
-        [[ -e ${folder}/manifest.json ]] || (( SECONDS >= until )) \
-            || job::_again "$(job::_here)" "$(( until - SECONDS + 1 ))" rlprof_ops harvest "${folder}" >> "${RUN_FOLDER}/logs/harvest.log" 2>&1 \
-            || true
-        if [[ -e ${folder}/manifest.json ]]; then
+        if [[ -z ${ORDERED} ]] && (( SECONDS < until )) && ! job::_is_final "${folder}"; then
+            job::_harvest "$(( until - SECONDS + 1 ))" "${folder}" >> "${RUN_FOLDER}/logs/harvest.log" 2>&1 &
+            harvest="$!"
+            wait "${harvest}" || true
+            harvest=""
+        fi
+        if job::_is_final "${folder}"; then
             known+=("${number}")
             common::log "not taken again: what ${folder}/manifest.json calls whole"
         else
-            common::log "${folder} has no manifest, and none could be made (logs/harvest.log): what that attempt took is asked again"
+            common::log "${folder} has no manifest of its end, and none could be made (logs/harvest.log): what that attempt took is asked again"
         fi
     done
     export RLPROF_EARLIER_ATTEMPTS="${known[*]-}"
+}
+
+# Whether a run folder has a manifest that was not made while its job ran.
+job::_is_final() {
+    local -r folder="$1"
+
+    [[ -e ${folder}/manifest.json ]] && ! grep -qs -m 1 '^"running": true,$' -- "${folder}/manifest.json"
+}
+
+# Keep an order to end for `job::run`, which starts no node then, and end what runs meanwhile.
+job::_order() {
+    local -r signal="$1"
+
+    ORDERED="${ORDERED:-$2}"
+    common::log "got ${signal}: no node is started"
+    # shellcheck disable=SC2046 # pids
+    [[ -z ${harvest-} ]] || kill $(cat "/proc/${harvest}/task/${harvest}/children" 2> /dev/null) 2> /dev/null || true
 }
 
 # Before `||` bash ignores errexit, so each command says itself that it must not fail.
@@ -230,6 +254,8 @@ job::addresses() {
     # A cluster whose Slurm does not count GPUs leaves it to us to do so.
     if scontrol show node "${nodes[0]}" 2> /dev/null | grep -qE '(Gres=|CfgTRES=.*gres/)gpu'; then
         export RLPROF_SLURM_COUNTS_GPUS=1
+    else
+        export RLPROF_SLURM_COUNTS_GPUS=0
     fi
     read -r gcs control < <(slurm::free_ports "${SLURM_JOB_ID}")
     [[ ${PORT} == 0 ]] || gcs="${PORT}"
@@ -244,15 +270,15 @@ job::addresses() {
 # has to do it: by the step's id, never to the local srun, because Slurm kills a step whose srun was signalled.
 job::_pass_on() {
     local -r signal="$1"
-    local pid
+    local pid step
 
     [[ -n ${client} ]] || return 0
     signalled=1
     pid="$(job::_keeper)"
     if [[ -n ${pid} ]] && kill -s "${signal}" -- "${pid}" 2> /dev/null; then
         common::log "got ${signal}: told the head's supervisor to drain"
-    elif scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" 2> /dev/null; then
-        common::log "got ${signal}: told step ${SLURM_JOB_ID}.0 to drain"
+    elif step="$(slurm::step)" && [[ -n ${step} ]] && scancel "--signal=${signal}" "${step}" 2> /dev/null; then
+        common::log "got ${signal}: told step ${step} to drain"
     else
         # The step is about to begin: it hears it then.
         (sleep 1; kill -s "${signal}" "$$") 2> /dev/null &
@@ -321,14 +347,22 @@ job::order_harvest() {
 
 # On the head's node, as its supervisor does it where nothing else is asked. What it made before a salvage is made again.
 job::harvest_here() {
-    local -r node="$(job::_here)"
-
     if (( RLPROF_HARVEST_SECONDS )); then
-        job::_again "${node}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
+        job::_harvest "${RLPROF_HARVEST_SECONDS}" "${RLPROF_RUN_DIR}" || true
     fi
     if (( RLPROF_REPORT_SECONDS )) && harvest_job::has_something "${RLPROF_RUN_DIR}"; then
-        job::_again "${node}" "${RLPROF_REPORT_SECONDS}" rlprof_ops report "${RLPROF_RUN_DIR}" || true
+        job::_again "$(job::_here)" "${RLPROF_REPORT_SECONDS}" rlprof_ops report "${RLPROF_RUN_DIR}" || true
     fi
+}
+
+# Make a manifest on this host, within so many seconds: told when it is ended, it writes one before. The words are those of
+# harvest_words in job/harvest_job.py.
+job::_harvest() {
+    local -r seconds="$1" folder="$2"
+    local now
+
+    printf -v now '%(%s)T' -1
+    job::_again "$(job::_here)" "${seconds}" rlprof_ops harvest --until "$(( now + seconds ))" "${folder}"
 }
 
 # Where the head never began, as with an image that does not start: run.json with srun's words, for the manifest.
@@ -375,7 +409,7 @@ job::_why_not_home() {
 # Run a module of ours on one node as its supervisor was run; on this host without srun, which a job that is being ended
 # ("Slurm job ... has expired") gets no step from.
 job::_again() {
-    local -r node="$1" seconds="$2"
+    local -r node="$1" seconds="$2" options="$(( ${#SRUN[@]} - ${#TASK_LINE[@]} - 1 ))"
     local -a line=(srun --overlap "--nodelist=${node}")
     local word
 
@@ -384,13 +418,15 @@ job::_again() {
         return
     fi
 
-    for word in "${SRUN[@]:1}"; do
+    for word in "${SRUN[@]:1:options}"; do
         case "${word}" in
             --nodes=*) line+=(--nodes=1) ;;
             --ntasks=*) line+=(--ntasks=1) ;;
             *) line+=("${word}") ;;
         esac
     done
+    # A step's tasks find its name in the place of the job's.
+    line+=("--job-name=${BESIDE}" env "SLURM_JOB_NAME=${SLURM_JOB_NAME-}" "${TASK_LINE[@]}")
     timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}"
 }
 
@@ -464,7 +500,7 @@ job::_remove_on() {
 
 # The step that removes containers, with more options. Nothing of the user's may put it into a container of its own.
 job::_on_hosts() {
-    local -a line=(srun --overlap --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0 --gres=none "$@" "${REMOVE[@]}")
+    local -a line=(srun --overlap "--job-name=${BESIDE}" --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0 --gres=none "$@" "${REMOVE[@]}")
 
     env -u PYXIS_CONTAINER_IMAGE -u PYXIS_CONTAINER_NAME "${line[@]}" >> "${log}" 2>&1
 }
@@ -512,12 +548,14 @@ job::_listen_to_srun() {
 
 job::_task_ended() {
     local -r node="$1" how="$2" words="$3"
+    local step
 
     job::_note_end "${node}" "${how}" "${words}" || return 0
     if [[ ${node} == "${RLPROF_NODES%% *}" && ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
         head_ended="${how}"
         common::log "node ${node}, the head, ended before it began (${how}): ending the others"
-        scancel --signal=TERM "${SLURM_JOB_ID}.0" || true
+        step="$(slurm::step)"
+        [[ -z ${step} ]] || scancel --signal=TERM "${step}" || true
     fi
 }
 
@@ -544,16 +582,19 @@ job::_note_end() {
 
 job::run() {
     local code client=none listener said signalled="" harvest_ordered="" harvest_here="" containers="" attendant="" WHY=""
+    local -a line=("${SRUN[@]}")
 
     job::attend_containers
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
+    # shellcheck disable=SC2016 # expanded by that shell
+    [[ -z ${ORDERED} ]] || line=(bash -c 'exit "$1"' ordered "${ORDERED}")
     exec {said}> >(job::_listen_to_srun)
     listener="${!-}"  # bash before 4.4 does not tell it, and then nothing waits for its last lines
     if [[ -n ${containers} ]]; then
-        "${SRUN[@]}" 2>&"${said}" {said}>&- {containers}>&- &
+        "${line[@]}" 2>&"${said}" {said}>&- {containers}>&- &
     else
-        "${SRUN[@]}" 2>&"${said}" {said}>&- &
+        "${line[@]}" 2>&"${said}" {said}>&- &
     fi
     client="$!"
     exec {said}>&-
@@ -574,7 +615,7 @@ job::run() {
         fi
         job::record_bad_start "${code}"
         job::order_harvest
-        job::salvage "${code}"
+        [[ -n ${ORDERED} ]] || job::salvage "${code}"
         # Slurm may leave time for one of the two alone, and this host's Python needs no container to harvest.
         [[ -z ${containers} ]] || ! job::_line_here || job::release_containers
         [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here

@@ -11,6 +11,7 @@ knobs::_fill_from() {
 
     while IFS= read -r line || [[ -n ${line} ]]; do
         number=$(( number + 1 ))
+        line="${line%$'\r'}"
         if [[ ! ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]]; then
             # What stands after the equals sign may be a secret.
             [[ ${line} =~ ^[[:space:]]*(#.*)?$ ]] \

@@ -5,21 +5,38 @@
 readonly _RLPROF_SLURM_LOADED=1
 # Folders for reports: ours, and NeMo RL's. Each is made and mounted, from where sbatch was called.
 readonly OUTPUT_VARIABLES="RLPROF_OUTPUT_DIR NRL_TORCH_PROFILE_DIR"
+readonly BESIDE=rlprof-beside  # name of each step of ours but that of the supervisors; slurm/client.py knows it too
 
 # Write the run folder into the job's comment, after what its user wrote there, so that whoever knows the job's id finds
 # it (slurm/client.py reads it). Any user may change the comment of an own job; a Slurm that refuses is no error.
 slurm::record_run_folder() {
     local -r folder="$1"
-    # Slurm takes the id of an array's last element for the whole array.
-    local -r job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-${SLURM_JOB_ID}}"
-    local comment
+    local job comment
 
+    job="$(slurm::_alone)"
     comment="$(scontrol show job "${job}" 2> /dev/null | sed -n 's/^ *Comment=//p' | head -n 1 || true)"
     [[ ${comment} != '(null)' ]] || comment=""
     comment="${comment%%rlprof:/*}"
     comment="${comment%; }"
     timeout 10 scontrol update "JobId=${job}" "Comment=${comment:+${comment}; }rlprof:${folder}" > /dev/null 2>&1 \
         || common::log "Slurm did not take the run folder as the job's comment: give rlprof the folder instead of the job id"
+}
+
+# This job's id for Slurm's commands, which take that of an array's last element for the whole array.
+slurm::_alone() {
+    printf '%s' "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-${SLURM_JOB_ID}}"
+}
+
+# The id of the supervisors' step, nothing while there is none: of the steps that are not beside it the first, for Slurm
+# numbers steps as their sruns reach it.
+slurm::step() {
+    timeout 10 squeue --all --steps --noheader "--jobs=$(slurm::_alone)" "--format=%i %j" 2> /dev/null \
+        | awk -v beside="${BESIDE}" '
+            $1 ~ /\.[0-9]+$/ && $2 != beside {
+                number = substr($1, index($1, ".") + 1) + 0
+                if (first == "" || number < least) { first = $1; least = number }
+            }
+            END { printf "%s", first }' || true
 }
 
 # The IPv4 address by which the others reach the head, this host: on RLPROF_INTERFACE where that is set, else what Slurm

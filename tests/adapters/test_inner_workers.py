@@ -4,6 +4,8 @@ the real ones.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +47,7 @@ def test_those_of_a_server_that_nobody_selects_have_nemo_rls_name(server: pytest
     assert label("RayWorkerProc", "vllm_Worker_a1b2_TP1") == ("vllm_tp_worker", 5)
 
 
-def begin(tensor: int, rank: int, pipeline: int = 1, data: int = 1) -> list[str]:
+def begin(tensor: int, rank: int, pipeline: int = 1, data: int = 1, is_child: bool = True) -> list[str]:
     """What a worker says of itself when it begins."""
     said: list[str] = []
     config = SimpleNamespace(
@@ -56,6 +58,7 @@ def begin(tensor: int, rank: int, pipeline: int = 1, data: int = 1) -> list[str]
     )
     wrapper = SimpleNamespace(rpc_rank=0, global_rank=rank)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(multiprocessing, "parent_process", lambda: is_child or None)
         patched.setattr(step_clock, "note", lambda event, worker: said.append(f"{event} {worker}"))
         inner_workers._begins(wrapper, [{"vllm_config": SimpleNamespace(parallel_config=config)}])
     return said
@@ -69,6 +72,14 @@ def test_a_child_of_the_server_says_which_part_it_is_and_once(server: pytest.Mon
     assert begin(2, 3, pipeline=2, data=2) == ["engine_worker rollout_dp1_pp1_tp1"]
     server.delenv("RLPROF_WORKER")
     assert begin(2, 1) == []
+
+
+def test_a_rank_of_an_engine_in_the_trainers_own_process_keeps_the_trainers_name(
+    server: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's `external_launcher`, with which TRL and verl spread an engine over their own ranks."""
+    server.setenv("RLPROF_WORKER", "trainer")
+    assert begin(2, 0, is_child=False) == [] and os.environ["RLPROF_WORKER"] == "trainer"
 
 
 def test_the_servers_runtime_env_is_not_that_of_its_workers_job() -> None:

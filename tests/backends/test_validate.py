@@ -26,6 +26,7 @@ from rlprof_ops.request.check import check_request
 from rlprof_ops.request.yaml_file import request_yaml
 from rlprof_ops.runtime.active_profiler import choose_recorder
 from rlprof_ops.submit import preflight
+from rlprof_ops.submitit_job.ray_job import RayJob
 
 REFUSED = {
     "capture-range": ("nsight", {"capture-range": "foo"}, "capture-range 'foo': allowed are cudaProfilerApi"),
@@ -94,6 +95,25 @@ def test_what_is_refused_is_refused_everywhere(
             standalone.wrapped_command("w", 0, ["python"], asked, dict(os.environ))
 
 
+def test_a_capture_that_waits_for_a_recorder_that_is_off_is_refused_wherever_a_job_starts(
+    clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture = {"backend": "torch", "workers": "w", "when": {"step_time": "> 20 s"}}
+    asked = request_from_dict({"captures": [capture]})
+    (clean / "p.yaml").write_text(request_yaml(asked))
+    said = "capture 1: `when` never opens a window with RLPROF_RECORD=0"
+    RayJob("true", asked)
+
+    with pytest.raises(RequestError, match=re.escape(said)):
+        RayJob("true", asked, settings={"RLPROF_RECORD": "0"})
+    monkeypatch.setenv("RLPROF_RECORD", "0")
+    for command in (["submit", "--dry-run"], ["run"]):
+        result = CliRunner().invoke(cli, [*command, "--request", "p.yaml", "--", "true"])
+        assert said in str(result.exception) and getattr(result.exception, "exit_code", 0) == 2, command
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", asked.to_json())
+    assert preflight.main() == 2 and said in capsys.readouterr().err
+
+
 def test_a_warning_is_said_where_a_job_starts_too(
     clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +124,17 @@ def test_a_warning_is_said_where_a_job_starts_too(
     assert preflight.main() == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert PHASES_NEED in line and PHASES_NEED in planned.output
+
+
+@pytest.mark.parametrize("backend", backends.names_allowed())
+def test_how_far_on_error_and_env_reach_is_said(backend: str) -> None:
+    assert not any("on_error" in said or "env" in said for said in check_request(request(backend, {})))
+    said = "\n".join(check_request(request(backend, {}, on_error="fail", env={"A": "1"})))
+    assert "a window that fails" in said and "training goes on" in said
+    started = backends.wraps(backend)
+    assert ("a worker that cannot be started under" in said) == started
+    assert (f"on_error: fail has no effect: {backend} starts no worker" in said) == (not started)
+    assert ("a script that is started without these" in said) == (not started)
 
 
 def test_a_trainers_own_nsys_has_no_largest_size() -> None:

@@ -77,7 +77,8 @@ def test_the_slow_rank_is_slow_in_its_phase(finished):
         times = record["workers"][rank]["times"]
         return sum(t["end_ns"] - t["start_ns"] for t in times if t["phase"] == "ref_logprob") / 1e9
 
-    assert seconds(1) - seconds(0) > 8 * 0.2
+    # Eight steps of 0.2 s more; the work that both do besides may take either a little longer.
+    assert seconds(1) - seconds(0) > 8 * 0.19
 
 
 def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):

@@ -30,11 +30,14 @@ sys.exit(int(sys.argv[1]))
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_program_runs_in_a_ray_of_its_own_and_its_window_comes_home(tmp_path: Path, code: int):
+    """With a site that lets other jobs harvest, which nobody would submit here."""
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "site.env").write_text("RLPROF_HARVEST_JOB=1\n")
     env = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "RLPROF"))}
     env |= {
         "PYTHONPATH": import_path(),
+        "RLPROF_SITE_ENV": str(tmp_path / "site.env"),
         "RLPROF_REPORT_SECONDS": "0",
         "RLPROF_RECORD": "0",
         "GPUS_PER_NODE": "0",

@@ -167,7 +167,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         "HOME": str(home),
         "COLUMNS": "160",
         "BROWSER": "true",
+        "RLPROF_NODE_ROOT": str(tmp_path / "nodes"),  # `rlprof clean` would find what others of us run here
     }
+    (tmp_path / "nodes").mkdir()
     desk = Desk(tmp_path, slurm, env)
     desk.job(running=False)
     yield desk

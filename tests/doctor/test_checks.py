@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from rlprof_ops.backends.nsight import nsys_doctor
 from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult, output, run_all
 from rlprof_ops.doctor import node_resources, profilers, remote, shared_storage, slurm_config
-from rlprof_ops.doctor.node_checks import joined, pieces
+from rlprof_ops.doctor.node_checks import BEGUN, joined, patience_s, pieces
 from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
 from tests.nsys_stand_in import answering_nsys
@@ -137,9 +139,10 @@ def test_a_long_node_root_is_told(tmp_path):
 def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     found: dict[int, list[CheckResult]] = {}
+    begun: list[bool] = []
 
     def task(rank: int) -> None:
-        found[rank] = list(shared_storage.together(tmp_path, rank, 3, 20, f"n{rank}"))
+        found[rank] = list(shared_storage.together(tmp_path, rank, 3, 20, f"n{rank}", begun.append))
 
     threads = [threading.Thread(target=task, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -151,11 +154,121 @@ def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
         any(entry.check == "clock" and "s to n0 (within" in entry.said for entry in found[rank])
         for rank in (1, 2)
     )
+    assert begun == [False] * 3
+
+
+def task(folder: Path, rank: int, tasks: int, more: tuple[CheckResult, ...] = ()) -> str:
+    """What the task of node n<rank> prints that waits a third of a second."""
+    said: list[str] = []
+
+    def begun(late: bool) -> None:
+        start = {"node": f"n{rank}", "nodes": f"n[0-{tasks - 1}]", "late": late}
+        said.append(f"{BEGUN}{rank}:{json.dumps(start)}")
+
+    meeting = shared_storage.together(folder, rank, tasks, 0.3, f"n{rank}", begun)
+    found = []
+    while True:
+        try:
+            found.append(replace(next(meeting), place=f"n{rank}"))
+        except StopIteration as end:
+            return "\n".join([*said, *pieces(rank, [*found, *more], end.value)]) + "\n"
+
+
+def known(output: str) -> dict[str, tuple[str, str, str]]:
+    """The one finding of each node."""
+    found = joined(output)
+    assert len({entry.place for entry in found}) == len(found)
+    return {entry.place: (entry.state, entry.said, entry.fix) for entry in found}
+
+
+@pytest.fixture
+def hostnames(tmp_path, monkeypatch):
+    """A scontrol that knows three nodes."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho n0\necho n1\necho n2\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+
+def folders(tmp_path, *names):
+    made = [tmp_path / name for name in names]
+    for folder in made:
+        folder.mkdir(exist_ok=True)
+    return made
 
 
 def test_a_folder_that_is_not_shared(tmp_path):
-    [found] = shared_storage.together(tmp_path, 1, 2, 0.5, "n1")
-    assert found.state == FAIL and "BASE_LOG_DIR" in found.fix
+    """Each of two nodes has its own, whichever starts first."""
+    one, other = folders(tmp_path, "one", "other")
+    found = known(task(one, 0, 2) + task(other, 1, 2))
+    assert found.keys() == {"n0", "n1"}
+    for state, said, fix in found.values():
+        assert state == FAIL and said.endswith("after 300 ms the files of 1 of 1 other nodes are not seen")
+        assert fix.startswith("it is not shared between the nodes: set BASE_LOG_DIR")
+
+
+def test_a_node_that_starts_after_the_others_gave_up_does_not_blame_storage(tmp_path):
+    (shared,) = folders(tmp_path, "shared")
+    found = known(task(shared, 0, 2) + task(shared, 1, 2))
+    state, said, fix = found["n0"]
+    assert (state, said) == (
+        WARN,
+        f"{shared}: after 300 ms the files of 1 of 1 other nodes are not seen: n1 did not start in time",
+    )
+    assert fix.startswith("whether it is shared is not known: give them longer (--wait)")
+    state, said, _ = found["n1"]
+    assert state == WARN and "others' files are seen; how late changes are was not measured" in said
+
+
+@pytest.mark.usefixtures("hostnames")
+def test_nodes_that_never_start_are_named(tmp_path):
+    (shared,) = folders(tmp_path, "shared")
+    state, said, _ = known(task(shared, 0, 3))["n0"]
+    assert state == WARN and said.endswith("of 2 of 2 other nodes are not seen: n1, n2 did not start in time")
+
+
+def test_they_are_told_by_their_tasks_without_scontrol(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (shared,) = folders(tmp_path, "shared")
+    state, said, _ = known(task(shared, 0, 2))["n0"]
+    assert state == WARN and said.endswith(": the node of task 1 did not start in time")
+
+
+@pytest.mark.usefixtures("hostnames")
+def test_one_that_was_there_tells_that_the_folder_is_not_shared(tmp_path):
+    """Though a third has not begun; and though the second was ended before it answered."""
+    one, other = folders(tmp_path, "one", "other")
+    begun = task(other, 1, 3).splitlines()[0]
+    state, said, _ = known(task(one, 0, 3) + begun)["n0"]
+    assert state == FAIL and said.endswith("the files of 2 of 2 other nodes are not seen")
+
+
+def test_how_long_nodes_wait_for_each_other_follows_from_wait():
+    words = remote.NodeSelection(nodes=2, seconds=600).argv(Path("/s"), True)[-1].split()
+    told = {
+        name: float(value)
+        for name, _, value in (word.partition("=") for word in words)
+        if value and name in ("--seconds", "--until")
+    }
+    assert told["--seconds"] == 450 and abs(time.time() + 450 - told["--until"]) < 60
+    assert patience_s(450, 449) == 449, "no queue"
+    assert patience_s(450, 100) == 100, "queued for 350 s"
+    assert patience_s(450, -7000) == 70, "a clock that is two hours ahead"
+    assert patience_s(450, 7000) == 450, "one that is behind"
+    assert patience_s(45, 10) == 45, "a short --wait"
+
+
+def test_a_real_task_says_that_it_has_begun(tmp_path):
+    env = {**os.environ, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURMD_NODENAME": "n0"}
+    env |= {"SLURM_STEP_NODELIST": "n[0-1]", "SLURM_JOB_NUM_NODES": "1"}
+    argv = [sys.executable, "-m", "rlprof_ops.doctor.node_checks", f"--folder={tmp_path}", "--seconds=0.2"]
+    done = subprocess.run(
+        [*argv, "--until=0", "--quick"], env=env, capture_output=True, text=True, timeout=120
+    )
+    first = done.stdout.splitlines()[0]
+    assert first == f'{BEGUN}0:{{"node": "n0", "nodes": "n[0-1]", "late": false}}', done.stderr
+    found = [entry for entry in joined(done.stdout) if entry.check == "shared folder"]
+    assert [(entry.place, entry.state) for entry in found] == [("n0", WARN)]
 
 
 def test_the_table_joins_equal_nodes():

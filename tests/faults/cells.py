@@ -210,7 +210,8 @@ class Cell:
     )
 
 
-LONGER = ("--steps", "45", "--seconds", "0.2")  # so that the job still runs when the storage is back
+NEW_WORKERS = ("--new-workers",)  # while the storage fails
+LONGER = ("--steps", "45", "--seconds", "0.2", *NEW_WORKERS)  # so that the job still runs when it is back
 
 CELLS = (
     Cell(
@@ -413,6 +414,7 @@ CELLS = (
         "^$",
         inject=storage_fails_to_the_end,
         local=True,
+        trainer=NEW_WORKERS,
         knobs=(("RLPROF_DRAIN_SECONDS", "24"),),
         stays=True,
         seconds=90,
@@ -438,6 +440,7 @@ CELLS = (
         "^$",
         inject=storage_hangs_to_the_end,
         local=True,
+        trainer=NEW_WORKERS,
         knobs=(
             ("RLPROF_OUTPUT_DIR", "{base}/out"),
             ("RLPROF_CLOSE_WAIT_SECONDS", "5"),

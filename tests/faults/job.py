@@ -111,8 +111,8 @@ def submit(
 ) -> Job:
     """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder.
 
-    `local`: the trainer says how far it is in the /tmp of node n1, because the shared folder is going to
-    fail. `{base}` in a knob is where its files lie.
+    `local`: the job runs in /tmp and the trainer says there how far it is, on node n1, because the shared
+    folder is going to fail. `{base}` in a knob is where its files lie.
     """
     base.mkdir(parents=True, exist_ok=True)
     captures = [
@@ -130,8 +130,19 @@ def submit(
         "RLPROF_READY_SECONDS": "400",
         **{name: value.replace("{base}", str(base)) for name, value in knobs.items()},
     }
-    words = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", "--no-requeue", *args, str(ROOT / "ray.sub")]
-    done = sandbox.run(["sh", "-c", 'umask "$0" && exec "$@"', umask, *words], env=env, cwd=base)
+    said = f"--output={base}/slurm-%j.out"
+    words = [
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "--gres=gpu:2",
+        "--no-requeue",
+        said,
+        *args,
+        str(ROOT / "ray.sub"),
+    ]
+    cwd = Path("/tmp") if local else base  # the shell of a new worker looks at it
+    done = sandbox.run(["sh", "-c", 'umask "$0" && exec "$@"', umask, *words], env=env, cwd=cwd)
     return Job(sandbox, int(done.stdout.strip().splitlines()[-1]), base, progress)
 
 

@@ -76,9 +76,11 @@ def bring_home(job: Job) -> None:
     } >= {9}, captures
     assert all(capture in missing for capture in captures if capture.start == 9), captures
     assert all("n1" in capture.reason or "n2" in capture.reason for capture in missing), captures
+    said = (job.base / f"slurm-{job.id}.out").read_text()
     for node in ("n1", "n2"):
-        [command] = re.findall(rf"on node {node}: (env .*supervisor.salvage)", job.output())
-        job.sandbox.exec(node, ["sh", "-c", command], timeout=120)
+        commands = re.findall(rf"on node {node}: (env .*supervisor.salvage)", said)
+        assert len(commands) == 1, said
+        job.sandbox.exec(node, ["sh", "-c", commands[0]], timeout=120)
 
 
 def still_there(slurm: Sandbox, cell: Cell, timeout_s: float = 20) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlprof_ops.runtime import profiler
 
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--style", choices=("rlprof", "ray-nsight"), default="rlprof")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0.1, help="of work in a step")
+    parser.add_argument("--new-workers", action="store_true", help="start a worker a node in the held step")
     arguments = parser.parse_args()
     progress = Path(arguments.progress)
     ray.init(address="auto")
@@ -149,12 +151,24 @@ def main() -> None:
         progress.write_text(f"{step} {places[0][0]} {places[1][0]}")
         if step == HOLD:
             hold(progress, arguments.fault, workers)
+            if arguments.new_workers:
+                start_workers()
         ray.get([each.end.remote(step in (3, HOLD + 1)) for each in workers])
         total += step
     if ours:
         print(f"umasks {ray.get([each.umask.remote() for each in workers])}", flush=True)
     ray.get([each.close.remote() for each in workers])
     print(f"result {total}", flush=True)
+
+
+def start_workers() -> None:
+    """A process of its own on each node, which reads all that a new worker reads."""
+    alone = ray.remote(num_cpus=0, runtime_env={"env_vars": {"NEW": "1"}})(lambda: os.getpid())
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    there = [
+        alone.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each, soft=False)) for each in nodes
+    ]
+    assert all(ray.get([each.remote() for each in there], timeout=60))
 
 
 def hold(progress: Path, fault: str, workers: list) -> None:

@@ -37,6 +37,7 @@ def test_a_knob_without_its_description_is_refused(tmp_path):
         ("GPUS_PER_NODE", "h100:8", "GPUS_PER_NODE='h100:8': expected a whole number"),
         ("RLPROF_RAY_RESOURCES", "[1]", "expected a JSON object"),
         ("MIN_WORKER_PORT", "2000", "set both or neither"),
+        ("RLPROF_NODE_ROOT", "scratch", "RLPROF_NODE_ROOT='scratch': expected an absolute path"),
         ("RLPROF_CONTAINER_RUNTIME", "pyxis", "needs an image in CONTAINER"),
         ("RLPROF_TRAINER", "nemo_rll", "Did you mean 'nemo_rl'?"),
     ],
@@ -45,6 +46,14 @@ def test_a_bad_value_is_named_with_what_is_allowed(name, value, message):
     with pytest.raises(UsageError) as caught:
         Settings.load({name: value})
     assert message in str(caught.value)
+
+
+def test_the_ports_of_workers_are_a_range():
+    with pytest.raises(
+        UsageError, match="MIN_WORKER_PORT='3000': expected no more than MAX_WORKER_PORT='2000'"
+    ):
+        Settings.load({"MIN_WORKER_PORT": "3000", "MAX_WORKER_PORT": "2000"})
+    Settings.load({"MIN_WORKER_PORT": "2000", "MAX_WORKER_PORT": "2000"})
 
 
 def test_all_bad_values_come_in_one_message():

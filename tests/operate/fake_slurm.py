@@ -32,6 +32,9 @@ elif name == "scontrol":
     if not shown.exists():
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     print(shown.read_text())
+elif name == "squeue" and "--steps" in sys.argv:
+    job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--jobs="))
+    print(f"{{job}}.1 bash\\n{{job}}.0 rlprof-beside\\n{{job}}.10 sh\\n{{job}}.batch batch")
 elif name == "squeue" and "-j" in sys.argv:
     print(sys.argv[sys.argv.index("-j") + 1], "n[1-2]")
 elif name == "squeue":

@@ -218,6 +218,20 @@ def test_stacks_of_a_worker_on_this_machine(run, monkeypatch):
     assert '"MainThread"' in text or "MainThread" in text
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_stacks_have_no_secret_of_a_command_line(tmp_path, monkeypatch, code):
+    """Py-spy begins with the process's whole command line."""
+    py_spy = tmp_path / "py-spy"
+    shown = "Process 7: python train.py --wandb-key q7Zk1Vw9Xr2Lm4Tp --steps 3"
+    py_spy.write_text(f"#!/bin/sh\necho '{shown}'\necho '    step (train.py:12)'\nexit {code}\n")
+    py_spy.chmod(0o755)
+    monkeypatch.setattr(capture_relay, "_py_spy", lambda: str(py_spy))
+
+    text = capture_relay.stacks_of(7)
+
+    assert "--wandb-key *** --steps 3" in text and "step (train.py:12)" in text
+
+
 def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
     """This machine plays both sides: the command's node is another one, the node's supervisor serves `n1`."""
     import asyncio

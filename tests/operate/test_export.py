@@ -6,10 +6,12 @@ import gzip
 import http.client
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,15 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.endpoint import MetricsServer
 from rlprof_ops.operate.export.export_run import export
-from rlprof_ops.operate.export.led_steps import NewSteps
+from rlprof_ops.operate.export.held_spans import HeldSpans
+from rlprof_ops.operate.export.led_steps import NewSteps, RecordedStep
+from rlprof_ops.operate.export.otlp import OtlpSpans
+from rlprof_ops.recorder import record_file
 from rlprof_ops.recorder.detect.anomaly import Anomaly
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
+from rlprof_ops.recorder.record_file import RecordFile
+from rlprof_ops.recorder.rows import NAME, STEP, Names, pack, process_name
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host_samples import HostSample
@@ -140,6 +147,17 @@ def test_tensorboard_by_its_own_reader(run: Path, told: list[list[ToldStep]], tm
     assert trained == pytest.approx([row.phases["train"].own_s for row in drivers], rel=1e-3)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_step_whose_length_is_no_number_is_not_exported(
+    told: list[list[ToldStep]], tmp_path: Path, seconds: float
+) -> None:
+    told[4][0] = replace(told[4][0], seconds=seconds)
+    write_record(tmp_path / "4711-logs", "n1", told)
+    found = NewSteps(tmp_path / "4711-logs").new(last=True)
+    assert [step.step for step in found] == [step for step in range(1, 31) if step != 5]
+    assert all(step.end_ns > step.begin_ns for step in found)
+
+
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[Any]]]:
     """An OTLP receiver: what it gets is parsed by OpenTelemetry's own protocol."""
@@ -234,6 +252,60 @@ def test_steps_that_come_later_are_exported_once(run: Path, told: list[list[Told
     assert [step.step for step in steps.new()] == [31, 32, 33]
 
 
+def tell(record: RecordFile, worker: str, leads: bool, steps: Iterable[int]) -> None:
+    """A block for each step of a process."""
+    for step in steps:
+        names = Names.new()
+        who = names.number(process_name(worker, 0, 7, leads))
+        record.begin(10**18)
+        row = pack(STEP, who, step, 10**18 + step * 10**9, 1.0)
+        record.add([*((NAME, name) for name in names.fresh), (STEP, row)])
+        record.seal()
+
+
+def test_a_record_is_read_on_from_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nodes" / "n1" / "record"
+    folder.mkdir(parents=True)
+    record, steps, blocks = RecordFile(folder), NewSteps(tmp_path), list[int]()
+    sections = record_file._sections
+    monkeypatch.setattr(record_file, "_sections", lambda body: blocks.append(1) or sections(body))
+    tell(record, "driver", True, range(1, 41))
+    assert len(steps.new()) == len(blocks) == 40
+    tell(record, "driver", True, [41, 42])
+    whole = (folder / "record.bin").read_bytes()
+    (folder / "record.bin").write_bytes(whole[:-5])  # as it arrives
+    assert ([step.step for step in steps.new()], len(blocks)) == ([41, 42], 41)  # the tail has it still
+    (folder / "record.bin").write_bytes(whole)
+    assert ([step.step for step in steps.new()], len(blocks)) == ([], 42)
+    (folder / "record.bin").unlink()
+    tell(RecordFile(folder), "driver", True, range(21, 71))  # another record
+    assert ([step.step for step in steps.new()], len(blocks)) == (list(range(43, 71)), 92)
+
+
+def test_a_driver_whose_first_step_comes_after_a_workers_is_followed(tmp_path: Path) -> None:
+    """The driver's step holds the worker's, and may end a block later."""
+    folder = tmp_path / "nodes" / "n1" / "record"
+    folder.mkdir(parents=True)
+    record, steps = RecordFile(folder), NewSteps(tmp_path)
+    tell(record, "policy", False, [1])
+    assert steps.new() == []
+    tell(record, "driver", True, [1, 2])
+    assert [step.step for step in steps.new()] == [1, 2]
+    tell(record, "driver", True, [3])
+    assert [step.step for step in steps.new()] == [3]
+
+
+def test_a_node_that_leads_nothing_is_not_read_at_every_look(tmp_path: Path) -> None:
+    folder = tmp_path / "nodes" / "n1" / "record"
+    folder.mkdir(parents=True)
+    record, steps = RecordFile(folder), NewSteps(tmp_path)
+    tell(record, "policy", False, range(1, 21))
+    assert steps.new() == []
+    tell(record, "driver", True, [1])
+    assert steps.new() == []  # it has grown by a twentieth
+    assert [step.step for step in steps.new(last=True)] == [1]
+
+
 def test_following_ends_with_the_job(run: Path, told: list[list[ToldStep]], tmp_path: Path) -> None:
     (run / "recorder").mkdir()
     (run / "recorder" / "summary.json").write_text(json.dumps(summary(told)))
@@ -295,6 +367,94 @@ def test_no_span_of_a_long_run_is_dropped(tmp_path: Path, collector: tuple[str, 
     spans = [span.name for span in spans_of(got)]
     assert spans.count("step") == 900
     assert len(spans) == sum(1 + len(rows[0].phases) for rows in told) > 2_048
+
+
+class Exporter:
+    """One of the SDK's, of a collector that takes `answers`, then nothing."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers, self.got, self.asked = list(answers), [], 0
+
+    def export(self, spans: list[Any]) -> Any:
+        results = pytest.importorskip("opentelemetry.sdk.trace.export").SpanExportResult
+        self.asked += 1
+        if not (self.answers and self.answers.pop(0)):
+            return results.FAILURE
+        self.got += spans
+        return results.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+def recorded(*numbers: int) -> list[RecordedStep]:
+    return [RecordedStep("driver", 0, 1, True, n, 10**18 + n, 1.0, ()) for n in numbers]
+
+
+def test_spans_that_were_not_taken_go_with_the_next_ones() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    exporter = Exporter(False, True, True)
+    spans = OtlpSpans("", "1", exporter)
+    spans.add(recorded(1, 2))
+    assert exporter.got == []
+    spans.add(recorded(3))
+    spans.close()
+    assert [span.attributes["rlprof.step"] for span in exporter.got] == [1, 2, 3] and spans.lost == 0
+
+
+def test_spans_that_nobody_takes_are_counted_and_a_look_asks_once() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    exporter = Exporter()
+    spans = OtlpSpans("", "1", exporter)
+    spans.add(recorded(*range(2000)))
+    assert exporter.asked == 2
+    spans.close()
+    assert spans.lost == 2000 and exporter.asked == 3
+
+
+def test_a_request_that_is_refused_holds_up_no_other() -> None:
+    exporter = Exporter(False, True, True)
+    held = HeldSpans(exporter)
+    held.export(range(600))
+    held.send()
+    held.shutdown()
+    assert exporter.got == [*range(512, 600), *range(512)] and held.lost == 0
+
+
+def test_spans_that_wait_are_bounded() -> None:
+    held = HeldSpans(Exporter(False, True), most=100)
+    held.export(range(90))
+    held.send()
+    held.export(range(90, 130))
+    assert held.lost == 30
+    held.send()
+    held.shutdown()
+    assert held.lost == 30
+
+
+def test_a_collector_that_is_not_there_is_a_failure(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://user:hunter22@127.0.0.1:{taken.getsockname()[1]}"
+        done = CliRunner(env={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}).invoke(command, [str(run), "--otlp", url])
+    assert done.exit_code == 1
+    assert re.search(r"^\d+ spans not taken by http://[^h]*127.0.0.1:\d+$", done.output, re.MULTILINE)
+
+
+def test_requests_name_their_engine(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
+    url, got = collector
+    path = uneven(tmp_path)
+    first, _, rest = path.read_text().partition("\n")
+    path.write_text(json.dumps({**json.loads(first), "engine": "sglang"}) + "\n" + rest)
+    assert CliRunner().invoke(command, [str(tmp_path), "--otlp", url]).exit_code == 0
+    named = [
+        each.value.string_value
+        for span in spans_of(got)
+        for each in span.attributes
+        if each.key == "gen_ai.provider.name"
+    ]
+    assert set(named) <= {"vllm", "sglang"} and named.count("sglang") == 3 * 20 + 1
 
 
 def test_requests_are_spans_by_the_genai_conventions(

@@ -269,3 +269,119 @@ def test_a_kill_counts_by_its_time(tmp_path: Path, seen_s: float, first: str) ->
     assert ("the kernel killed it when its control group /job_7 had no memory left" in said[0]) == (
         seen_s < 20
     )
+
+
+MINUTE, HOUR = 60.0, 3600.0
+SLOW = "TimeoutError: reward server slow, retrying"
+NAN = "ValueError: the loss is NaN"
+
+
+def job(
+    run: Path, *errors: tuple[int, str, float], until_s: float | None = None, said: str = ""
+) -> list[str]:
+    """Who failed first, where ranks had `errors` (rank, error, seconds), steps of a minute were told
+    `until_s` and the driver `said` this last.
+    """
+    events = run / "nodes/n1/events"
+    events.mkdir(parents=True)
+    (run / "logs").mkdir()
+    (run / "logs/driver.log").write_text(said)
+    rows: list[dict[str, Any]] = [
+        {"event": "in_group", "world": "w", "rank": rank, "pid": 10 + rank} for rank in range(3)
+    ]
+    rows += [
+        {
+            "event": "raised",
+            "pid": 10 + rank,
+            "error": error,
+            "trace": f"Traceback\n{error}",
+            "t_ns": int(s * 1e9),
+        }
+        for rank, error, s in errors
+    ]
+    (events / "notes_10.jsonl").write_text("\n".join(json.dumps({"host": "n1", **row}) for row in rows))
+    if until_s is not None:
+        steps = [
+            {"event": "registered", "worker": "driver", "rank": 0, "pid": 9, "host": "n1"},
+            *({"event": "step", "step": n, **step_ns(n)} for n in range(1, int(until_s // MINUTE) + 1)),
+            {"event": "step", "step": 10**6, **step_ns(10**6), "cut": True},
+        ]
+        (events / "driver_0.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    return [*first_failure(run)]
+
+
+def step_ns(number: int) -> dict[str, int]:
+    """Of steps of a minute."""
+    return {"begin_ns": int((number - 1) * MINUTE * 1e9), "end_ns": int(number * MINUTE * 1e9)}
+
+
+@pytest.mark.parametrize("until_s", [None, 9 * HOUR])
+def test_an_error_that_was_caught_is_not_the_failure(tmp_path: Path, until_s: float | None) -> None:
+    """Where steps are told, by the steps after it; else by the time until the next error."""
+    found = job(tmp_path, (1, SLOW, MINUTE / 2), (1, SLOW, MINUTE), (0, NAN, 9 * HOUR), until_s=until_s)
+    assert found == [
+        f"rank 0 (node n1, pid 10) failed first, with {NAN}:",
+        "  Traceback",
+        f"  {NAN}",
+        f"earlier, and the job went on for 8.98 h: rank 1 (node n1, pid 11) raised {SLOW}; 1 other error"
+        " before it",
+    ]
+
+
+@pytest.mark.parametrize("waited_s", [1.0, 35 * MINUTE, 5 * HOUR])
+@pytest.mark.parametrize("until_s", [None, HOUR])
+def test_the_first_of_a_chain_is_named_however_long_the_others_wait(
+    tmp_path: Path, until_s: float | None, waited_s: float
+) -> None:
+    others = [(rank, ECHOES[3], HOUR + 30 + waited_s) for rank in (0, 2)]
+    [found, *trace] = job(tmp_path, (1, NAN, HOUR + 30), *others, until_s=until_s)
+    assert found == f"rank 1 (node n1, pid 11) failed first, with {NAN}; 2 other processes failed after it:"
+    assert "the job went on" not in "".join(trace)
+
+
+@pytest.mark.parametrize("until_s", [None, HOUR])
+def test_another_error_that_follows_within_the_hour_is_no_sign_that_the_job_went_on(
+    tmp_path: Path, until_s: float | None
+) -> None:
+    """Who waits for a rank may say so in words of its own."""
+    found = job(tmp_path, (1, NAN, HOUR), (2, SLOW, HOUR + 35 * MINUTE), until_s=until_s)
+    assert found[0].startswith("rank 1 (node n1, pid 11) failed first"), found
+
+
+def test_a_step_that_runs_ahead_is_no_sign_that_the_job_went_on(tmp_path: Path) -> None:
+    """The step after the error ended less than a minute after it."""
+    found = job(tmp_path, (1, NAN, HOUR + 1), (0, SLOW, 2 * HOUR), until_s=HOUR + MINUTE)
+    assert found[0].startswith("rank 1 (node n1, pid 11) failed first"), found
+
+
+def test_what_the_driver_ended_with_is_the_failure_though_steps_followed(tmp_path: Path) -> None:
+    """Asynchronous trainers take the steps that they have samples for. The same error was caught before."""
+    errors = [(1, NAN, 5 * MINUTE), (1, NAN, HOUR), (0, SLOW, HOUR + 20 * MINUTE)]
+    said = f"ray.exceptions.RayTaskError(ValueError): ray::Rank.train()\n  trace\n{NAN}\n"
+    found = job(tmp_path, *errors, until_s=HOUR + 10 * MINUTE, said=said)
+    assert found[0].startswith(f"rank 1 (node n1, pid 11) failed first, with {NAN}; 1 other process"), found
+    assert found[-1] == f"earlier, and the job went on for 65.0 min: rank 1 (node n1, pid 11) raised {NAN}"
+
+
+def test_a_caught_error_is_not_the_failure_though_the_driver_named_it_last(tmp_path: Path) -> None:
+    found = job(tmp_path, (1, SLOW, HOUR), (0, NAN, 9 * HOUR), until_s=9 * HOUR, said=SLOW)
+    assert found[0].startswith("rank 0 (node n1, pid 10) failed first"), found
+
+
+@pytest.mark.parametrize("until_s", [None, 9 * HOUR])
+def test_a_rank_that_dies_without_a_word_hours_after_a_caught_error(
+    tmp_path: Path, until_s: float | None
+) -> None:
+    echoes = [(rank, ECHOES[0], 9 * HOUR) for rank in (0, 1)]
+    found = job(tmp_path, (1, SLOW, MINUTE), *echoes, until_s=until_s)
+    assert found[0].startswith("rank 2 (node n1, pid 12) died without a word first"), found
+    assert found[1:] == [f"earlier, and the job went on for 8.98 h: rank 1 (node n1, pid 11) raised {SLOW}"]
+
+
+def test_a_kill_that_the_job_outlived_is_not_the_failure(tmp_path: Path) -> None:
+    errors = [{"error": NAN, "t_ns": int(9 * HOUR * 1e9)}, {"error": 7}, oom(12, HOUR)]
+    found = notes(tmp_path, *errors)
+    assert found[0] == f"rank 0 (node n1, pid 10) failed first, with {NAN}:"
+    assert found[-1] == (
+        "earlier, and the job went on for 8.00 h: rank 2 (node n1, pid 12) was killed for lack of memory"
+    )

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.recorder.job_view import JobView
-from tests.analyze.shared import mark, write_trace
+from tests.analyze.shared import kernel, mark, write_trace
 from tests.command_line import run_command
 
 DEADLINE_S = 60
+DRIVES = "\x1b]0;pwn\x07\x1b[31m\x9b1m\u202e"  # a title, red twice, and what is read from right to left
 SURROGATES = '"\\ud800\\udcff"'
 FILES = (
     "run.json",
@@ -197,6 +198,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "recovered": ["a"],
         "failed": [{"path": "b", "reason": "full"}],
         "plugin_loaded": True,
+        "clock": [
+            {"moment": "start", "reference": "n2", "at_ns": 10**18, "offset_ns": 5, "error_ns": 7},
+            {"moment": "end", "reference": "n2", "at_ns": 10**18 + 10**11, "offset_ns": 6, "error_ns": 7},
+        ],
     }
     (run / "nodes/n1.json").write_text(json.dumps(node))
     path = "profiles/torch/w/rank0/w_rank0_step3-3_n1_77.pt.trace.json"
@@ -295,3 +300,82 @@ def test_a_damaged_summary_is_named(sound, tmp_path, kind):
     done = run_command(("top", "--once", str(run)), tmp_path)
     named = str(path) in done.said.replace("\n", "")
     assert (done.code == 0 and kind is surrogates) or (done.code == 1 and named), done.said
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "-j", "1"), ("timeline", "-j", "1")], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize("value", [9 * 10**18, -9 * 10**18, 10**30, 10**12], ids=lambda value: f"{value:.0e}")
+@pytest.mark.parametrize("name", ["at_ns", "offset_ns", "error_ns"])
+def test_a_clock_may_be_told_to_be_anywhere(sound, tmp_path, words, value, name):
+    """Two hosts, of which one is put on the other's clock."""
+    run = shutil.copytree(sound, tmp_path / "4711-logs")
+    other = run / "profiles/torch/w/rank1/w_rank1_step3-3_n2_78.pt.trace.json"
+    write_trace(other, [mark("step 3", 1.0, 100.0), mark("train", 2.0, 50.0)], None, 10**18)
+    path = run / "nodes/n1.json"
+    record = json.loads(path.read_text())
+    record["clock"][1][name] = value
+    for clock in (record["clock"], record["clock"][1:]):
+        path.write_text(json.dumps(record | {"clock": clock}))
+        done = run_command((words[0], str(run), *words[1:]), tmp_path, DEADLINE_S)
+        assert done.code == 0, done.said[-1500:]
+
+
+@pytest.fixture(scope="module")
+def driving(sound, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same folder, in which every name is one that drives a terminal, where it is printed as it is."""
+    run = shutil.copytree(sound, tmp_path_factory.mktemp("driving") / "4711-logs")
+    ranges = [mark("step 3", 1.0, 100.0), mark(f"train{DRIVES}", 2.0, 50.0)]
+    for name in ("w_rank0_step3-3_n1_77.pt.trace.json", f"v{DRIVES}_rank0.json"):
+        path = run / "profiles/torch/w/rank0" / name
+        write_trace(path, [*ranges, kernel(f"gemm{DRIVES}", 3.0, 40.0)], None, 10**18)
+    (run / f"profiles/odd{DRIVES}.json").write_text('{"traceEvents": [')
+    (run / "manifest.json").unlink()
+    (run / "report.json").unlink()
+    for name in (
+        "run.json",
+        "state.json",
+        "recorder/summary.json",
+        "nodes/n1.json",
+        *run.glob("nodes/n1/events/*l"),
+    ):
+        path = run / name
+        told = [_driving(json.loads(line)) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    (run / "request.yaml").write_text(json.dumps({"captures": [{"workers": [f"w{DRIVES}"], "steps": "3"}]}))
+    return run
+
+
+def _driving(value: object, key: str = "") -> object:
+    """A record whose free texts drive a terminal; what has a form of its own keeps it."""
+    if isinstance(value, dict):
+        return {name: _driving(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_driving(each, key) for each in value]
+    free = ("worker", "job_name", "detail", "waiting", "text", "reason", "found", "phases", "heard")
+    return value + DRIVES if key in free and isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "{run}", "-j", "1", "-o", "{out}"),
+        ("report", "{run}", "-j", "1", "-o", "{out}", "--format", "markdown"),
+        ("report", "{run}/profiles/odd{drives}.json", "-o", "{out}"),
+        ("report", "{run}/none{drives}"),
+        ("diff", "{run}", "{run}", "-j", "1"),
+        ("timeline", "{run}", "-j", "1", "-o", "{out}"),
+        ("harvest", "{run}", "--inside", "0"),
+        ("status", "{run}"),
+        ("top", "--once", "{run}"),
+        ("ps", "{run}"),
+        ("plan", "{run}/request.yaml"),
+        ("plan", "{run}/request{drives}.yaml"),
+    ],
+    ids=lambda words: "-".join(words[:1]),
+)
+def test_no_name_of_a_run_drives_the_terminal(driving, tmp_path, words):
+    filled = tuple(word.format(run=driving, out=tmp_path, drives=DRIVES) for word in words)
+    done = run_command(filled, tmp_path, DEADLINE_S)
+    assert done.code in (0, 1, 2, 3) and "pwn" in done.said, (done.code, done.said)
+    assert done.said.replace("\n", "").isprintable(), done.said.encode("unicode_escape")

@@ -10,17 +10,19 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rlprof_ops.errors import UsageError
-from rlprof_ops.job.run_folder import find
+from rlprof_ops.job.run_folder import find, folder_of
 from rlprof_ops.operate import job_logs
 from rlprof_ops.operate.end_job import stop
 from rlprof_ops.operate.follow import Lines, follow
 from rlprof_ops.request import load_request
 from rlprof_ops.slurm import client
+from tests.operate.conftest import REQUEST, RunFolder
 from tests.operate.test_submit import run, sent
 
 CLOSED = {"event": "closed", "steps": [3, 5], "size_bytes": 1, "path": "p", "partial": False}
@@ -93,6 +95,15 @@ def test_status_ends_as_documented(fake, run_folder, exit_code, last, code):
     assert run("status", "4711") == code
 
 
+@pytest.mark.parametrize(
+    ("events", "code"), [((CLOSED, CLOSED | {"steps": [7, 8]}), 0), ((CLOSED, OPEN), 3), ((), 3)]
+)
+def test_of_a_job_that_nobody_harvested_the_workers_tell_what_is_missing(fake, run_folder, events, code):
+    run_folder.record(cause="driver_exit", exit_code=0)
+    run_folder.worker(0, *events, world_size=1)
+    assert run("status", str(run_folder.path)) == code
+
+
 def test_a_job_is_found_without_slurm_and_from_any_folder(fake, run_folder, monkeypatch, tmp_path, capsys):
     run_folder.record(cause="driver_exit", exit_code=0)
     monkeypatch.setenv("PATH", "/usr/bin:/bin" if not Path("/usr/bin/scontrol").exists() else "/nowhere")
@@ -112,6 +123,29 @@ def test_a_job_is_found_without_slurm_and_from_any_folder(fake, run_folder, monk
         assert str(run_folder.path) in capsys.readouterr().err  # found, and nothing to read in it
     assert run("report", "4712") == 2
     assert "no run folder for job 4712" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shadow", ["folder", "file", "link to nothing"])
+def test_what_lies_here_under_a_job_id_does_not_hide_the_job(fake, run_folder, monkeypatch, tmp_path, shadow):
+    """A script's own folder of outputs a job, or its log."""
+    run_folder.record()
+    monkeypatch.setenv("BASE_LOG_DIR", str(run_folder.path.parent))
+    here = tmp_path / "outputs"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    if shadow == "folder":
+        (here / "4711").mkdir()
+    elif shadow == "file":
+        (here / "4711").write_text("a log")
+    else:
+        (here / "4711").symlink_to("gone")
+    assert find("4711").run == folder_of("4711") == run_folder.path
+    (here / "4711").rename(here / "4712")
+    if shadow == "folder":  # of no job, so that it is what a report is asked of
+        assert folder_of("4712") == Path("4712")
+    (here / "4713").symlink_to(run_folder.path)
+    monkeypatch.delenv("BASE_LOG_DIR")
+    assert find("4713").run == run_folder.path and folder_of("4713") == Path("4713")
 
 
 def test_a_job_id_is_found_by_what_slurm_knows(fake, run_folder, monkeypatch):
@@ -187,6 +221,7 @@ def test_ps_lists_ours_alone(fake, run_folder, capsys):
         "/w",
         "/opt/rlprof/ray.sub",
         "(null)",
+        "4711",
     ]
     other = [
         "4712",
@@ -200,6 +235,7 @@ def test_ps_lists_ours_alone(fake, run_folder, capsys):
         "/w",
         "/home/ann/train.sh",
         "(null)",
+        "4712",
     ]
     (fake.folder / "queue").write_text("\x1f".join(row) + "\n" + "\x1f".join(other) + "\n")
     assert run("ps") == 0
@@ -259,7 +295,7 @@ def test_stop_drains_and_does_not_cancel_what_ends_by_itself(fake, run_folder, c
     fake.show("4711", "RUNNING")
     fake.after_scancel("4711", "FAILED", ExitCode="143:0")
     assert run("stop", "4711") == 0
-    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.0"]]
+    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.1"]]
     assert "1 capture planned: 1 ok" in capsys.readouterr().out
 
 
@@ -274,7 +310,7 @@ def test_stop_cancels_what_does_not_end_and_what_has_not_begun(fake, run_folder)
 
     fake.show("4711", "RUNNING")
     assert stop(find("4711"), 60, said.append, sleep, lambda: clock[0]) == "killed"
-    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.0"], ["scancel", "4711"]]
+    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.1"], ["scancel", "4711"]]
     assert any("has not ended within 60 s" in line for line in said)
     fake.show("4711", "PENDING")
     assert stop(find("4711"), 60, said.append) == "cancelled"
@@ -328,6 +364,30 @@ def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_fo
     assert sorted(asked) == [((0, 2), "7", {"t": "nvtx"}), ((1,), "3:5", {"t": "nvtx"})]
 
 
+@pytest.mark.parametrize("whose", ["mine", "another user's"])
+def test_retry_of_a_requeued_job_has_the_flags_of_its_submission(fake, run_folder, capsys, whose):
+    """They lie in the folder of the first attempt; what somebody else put there would run as me."""
+    if whose != "mine" and os.getuid():
+        pytest.skip("only root can give files away")
+    flags = ["-N", "2", "--gres=gpu:8", "--partition=gpu"]
+    assert run("submit", *flags, "--set", "NCCL_DEBUG=INFO", "--", "python", "a b.py") == 0
+    again = RunFolder(run_folder.path.with_name("4711.r1-logs"))
+    again.record(job="4711.r1", cause="driver_exit", exit_code=1)
+    again.manifest(("policy_worker", 1, 7, 8, "missing"), job="4711.r1")
+    if whose != "mine":
+        os.chown(run_folder.path, 12345, -1)
+    (fake.folder / "calls.jsonl").unlink()
+    assert run("retry", "4711") == 0
+    argv, env = sent(fake)
+    said = capsys.readouterr().err
+    if whose == "mine":
+        assert (argv[4:-1], env["COMMAND"], env["NCCL_DEBUG"]) == (flags, "python 'a b.py'", "INFO"), said
+        assert "was not submitted by `rlprof submit`" not in said
+    else:
+        assert (argv[4:-1], env["COMMAND"]) == (["--nodes=2"], "python train.py")
+        assert "NCCL_DEBUG" not in env and "was not submitted by `rlprof submit`" in said
+
+
 def test_retry_of_a_whole_job_and_of_one_without_a_folder(fake, run_folder, capsys):
     run_folder.record(cause="driver_exit", exit_code=0)
     run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
@@ -379,6 +439,27 @@ def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
     run_folder.record(cause="driver_exit", exit_code=1, command="TOKEN=*** python train.py")
     assert run("retry", "4711") == 1
     assert "give the command again after `--`" in capsys.readouterr().err
+
+
+def test_retry_takes_the_secrets_of_a_request_from_the_shell(fake, run_folder, capsys, monkeypatch):
+    """run.json has none: a worker must not start with *** for its token."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (capture,) = REQUEST["captures"]
+    masked = {"captures": [{**capture, "env": {"HF_TOKEN": "***", "NCCL_DEBUG": "INFO"}}]}
+    run_folder.record(cause="driver_exit", exit_code=1, request=masked)
+    run_folder.manifest(("policy_worker", 0, 7, 8, "missing"))
+    assert run("retry", "4711") == 2
+    assert "holds the request with HF_TOKEN masked; set the variables of its `env` here too" in (
+        capsys.readouterr().err
+    )
+    assert fake.called("sbatch") == []
+    monkeypatch.setenv("HF_TOKEN", "q7Zk1Vw9Xr2Lm4Tp")
+    assert run("retry", "4711", "--json") == 0
+    assert load_request(env=sent(fake)[1]).captures[0].env == {
+        "HF_TOKEN": "q7Zk1Vw9Xr2Lm4Tp",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert json.loads(capsys.readouterr().out)["request"]["captures"][0]["env"]["HF_TOKEN"] == "***"
 
 
 def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
@@ -624,6 +705,7 @@ def test_without_a_job_the_latest_is_meant_and_named(fake, run_folder, capsys):
         "/w",
         "/opt/rlprof/ray.sub",
         "(null)",
+        "4715",
     ]
     (fake.folder / "queue").write_text("\x1f".join(row) + "\n")
     fake.show("4715", "PENDING")
@@ -672,6 +754,41 @@ def test_completion_is_installed_and_a_real_bash_completes(capsys, monkeypatch, 
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["completion"], done.stderr
     assert run("completion", "zsh", "--install") == 0 and (tmp_path / ".zfunc/_rlprof").exists()
+
+
+def silent_run(base: Path, head: str, age_s: float) -> str:
+    """A run without Slurm that wrote its state so long ago, and no end."""
+    job = "local-17-4"
+    folder = RunFolder(base / f"{job}-logs")
+    folder.record(job, head=head, nodes=[head])
+    state = {"schema": 1, "written_ns": time.time_ns() - int(age_s * 1e9)}
+    (folder.path / "state.json").write_text(json.dumps(state))
+    return str(folder.path)
+
+
+def test_a_run_without_slurm_whose_processes_were_killed_has_ended(fake, tmp_path, capsys):
+    folder = silent_run(tmp_path, socket.gethostname(), 100)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "RLPROF_JOB": "local-17-4"}) as alive:
+        assert run("status", folder) == 0 and "state       running" in capsys.readouterr().out
+        assert run("stop", folder) == 2
+        assert "is none of Slurm's: end it with Ctrl-C where it was started" in capsys.readouterr().err
+        alive.kill()
+
+    why = f"its head node {socket.gethostname()} ended without a word; none of its processes is left there"
+    assert run("status", folder) == 1
+    said = capsys.readouterr().out
+    assert "state       ended" in said and "node_lost" in said and why in said
+    assert run("harvest", folder) == 3 and why in capsys.readouterr().out
+    assert run("retry", folder, "--dry-run") == 0
+    assert run("ps", folder) == 0 and "node_lost" in capsys.readouterr().out
+    assert run("stop", folder) == 3 and "has ended already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("here", "age_s"), [(True, 10), (False, 100)])
+def test_a_run_without_slurm_that_may_live_is_not_called_ended(fake, tmp_path, capsys, here, age_s):
+    folder = silent_run(tmp_path, socket.gethostname() if here else "n77", age_s)
+    assert run("status", folder) == 0 and "state       running" in capsys.readouterr().out
+    assert run("retry", folder, "--dry-run") == 1 and "still runs" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not_hidden(capsys, monkeypatch):

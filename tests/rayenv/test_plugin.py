@@ -125,7 +125,9 @@ def test_bash_hands_nsys_exactly_what_was_meant(node, tmp_path):
     command = nsys_command(Identity("x; policy $HOME", None), hostile, os.environ, str(fake))
 
     text = command.shell(shlex.quote(sys.executable))
-    subprocess.run(["bash", "-c", f"exec {text} -c pass"], cwd=tmp_path, timeout=30, check=True)
+    program = "import sys; open('ran', 'w').write(repr(sys.argv[1:]))"
+    words = shlex.join(["-c", program, "--raylet-name=a 'b'", ""])
+    subprocess.run(["bash", "-c", f"exec {text} {words}"], cwd=tmp_path, timeout=30, check=True)
 
     ((session, tmp),) = fake.environments()
     (argv,) = fake.words()
@@ -139,7 +141,8 @@ def test_bash_hands_nsys_exactly_what_was_meant(node, tmp_path):
         "--nvtx-capture=a|b;$(touch pwned) 'c'",
         "--python-backtrace",
     ]
-    assert argv[-3:] == [sys.executable, "-c", "pass"]
+    assert argv[6] == "/bin/sh" and program not in argv, "it does not have the program's words"
+    assert (tmp_path / "ran").read_text() == repr(["--raylet-name=a 'b'", ""])
     assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
     assert not (tmp_path / "pwned").exists()
 

@@ -18,6 +18,7 @@ from rlprof_ops.runtime.ranges.phase_times import Phase
 from tests.recorder.simulated import BEGIN_NS
 
 _KEPT = 400  # fewer than PyTorch's 2000, to be quick
+_MOST_CALLS = 1_000_000  # of a trainer
 _EVERY_NS = int(EVERY_S * 1e9)
 WORKER, WORLD = "policy_worker", "12345678"
 
@@ -31,6 +32,7 @@ class Ranks:
     ranks tell steps. `extra_s`: what rank 0 does alone at the end of each step. `first_s`: what the first
     step takes longer, after its collectives. `stages`: the second half of the ranks is a longer stage of a
     pipeline, which the first half sends to. `slow_from`: the first step in which `slow` ranks are.
+    `trainer`: how many the processes had before, with the same collectives; it begins at `begin_ns`.
     """
 
     seed: int
@@ -44,6 +46,8 @@ class Ranks:
     slow: dict[int, float] = field(default_factory=dict)
     slow_in: str = ""
     slow_from: int = 1
+    trainer: int = 0
+    begin_ns: int = BEGIN_NS
     skew_s: float = 0.0
     ahead: bool = False
     tells: bool = True
@@ -88,8 +92,8 @@ class Ranks:
 
     def steps(self) -> Iterator[tuple[list[ToldStep], list[list[Call]]]]:
         """Step by step: each rank's own row, and its calls; of the clock of its node."""
-        at = [float(BEGIN_NS)] * self.ranks
-        sequences = [[0] * len(self.groups) for _ in range(self.ranks)]
+        at = [float(self.begin_ns)] * self.ranks
+        sequences = [[self.trainer * _MOST_CALLS] * len(self.groups) for _ in range(self.ranks)]
         step = 0
         while True:
             step += 1
@@ -142,7 +146,8 @@ class Ranks:
                 }
                 begin_ns = int(begin[rank]) + shift
                 phases = {} if self.ahead else phases
-                told.append(ToldStep(WORKER, rank, 100 + rank, False, step, begin_ns, end, phases))
+                who = WORKER, rank, 100 + rank, False
+                told.append(ToldStep(*who, step, begin_ns, end, phases, self.trainer))
             yield told, calls
 
 
@@ -153,7 +158,7 @@ def watched(job: Ranks, minutes: int, view: JobView | None = None) -> list[Anoma
     found: list[Anomaly] = []
     nodes = [f"n{job.node(rank)}" for rank in range(job.ranks)]
     nows = [
-        Now(1, BEGIN_NS, BEGIN_NS, rank, job.ranks, 100 + rank, False, "", WORKER)
+        Now(1, job.begin_ns, job.begin_ns, rank, job.ranks, 100 + rank, False, "", WORKER)
         for rank in range(job.ranks)
     ]
 
@@ -162,7 +167,7 @@ def watched(job: Ranks, minutes: int, view: JobView | None = None) -> list[Anoma
         plain = News(nodes[rank], look_ns, None, (), (), now, (), (), {})
         found.extend(view.take(replace(plain, **more)))
 
-    look_ns, looks = BEGIN_NS - BEGIN_NS % _EVERY_NS + _EVERY_NS, 0
+    look_ns, looks = job.begin_ns - job.begin_ns % _EVERY_NS + _EVERY_NS, 0
     for told, calls in job.steps():
         while look_ns <= max(row.begin_ns + row.seconds * 1e9 for row in told) + job.skew_s * 1e9:
             for rank in range(job.ranks):

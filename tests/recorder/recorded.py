@@ -42,7 +42,8 @@ def write_record(
                 times = (phase.begin_s, phase.seconds, phase.own_s)
                 row = rows.pack(rows.PHASE, who, step.step, names.number(name), phase.count, *times)
                 found.append((rows.PHASE, row))
-        for second in range(math.ceil(max(step.seconds for step in steps))):
+        lengths = [step.seconds for step in steps if math.isfinite(step.seconds)]
+        for second in range(math.ceil(max(lengths, default=0.0))):
             t = second * 10
             found.append((rows.GPU, rows.pack(rows.GPU, t, 0, 80, 60, 0, 500, 1900, 70_000, 4, 10, 10)))
             requests = (in_flight or {}).get(base // SECOND + second)

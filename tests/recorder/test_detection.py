@@ -120,6 +120,41 @@ def test_steps_with_an_open_window_prove_nothing() -> None:
     assert not view.summary()["windows"]
 
 
+@pytest.mark.parametrize("end", ["killed", "killed at once", "another process", "node lost", "not known"])
+def test_a_window_whose_process_died_in_it_exempts_no_later_step(end: str) -> None:
+    """No event closes it: its process is gone, or told by another pid, or its node, or it is too old."""
+    view, found = JobView("1", ["n1", "n2"]), []
+    for told in healthy(5, 60):
+        step, t_ns = told[0].step, told[0].begin_ns + int(told[0].seconds * 1e9)
+        t_ns += 3_600 * 10**9 * (end == "not known" and step >= 8)
+        told = [replace(each, begin_ns=t_ns - int(each.seconds * 1e9)) for each in told[:1]]
+        policy = Now(step, t_ns, t_ns, 3, 8, 103, False, "train", "policy_worker")
+        last = {"killed": 8, "killed at once": 5, "node lost": 8}.get(end, 0)
+        now: tuple[Now, ...] = (policy,) if step < last else ()
+        if end == "another process" and step >= 8:
+            now = (replace(policy, pid=203),)
+        opened = WindowMark("opened", t_ns, "policy_worker", 3, "torch", 5, "", 103)
+        if end != "node lost" or step < 8:
+            view.take(replace(news([], t_ns, now=now, windows=(opened,) * (step == 5)), node="n2"))
+        if step == 6 and end != "killed at once":
+            assert view.summary()["windows"]
+        found += view.take(news(slower(told, 99, "generation", 5.0) if step in (6, 50) else told, t_ns))
+    assert [(finding.kind, finding.step) for finding in found] == [(SLOW_STEP, 50)]
+    assert not view.summary()["windows"] and 3 < len(view.facts) < 60
+
+
+def test_a_window_stays_open_as_long_as_its_process_lives() -> None:
+    view = JobView("1", ["n1"])
+    opened = WindowMark("opened", BEGIN_NS, "policy_worker", 3, "torch", 5, "", 103)
+    now = Now(5, BEGIN_NS, BEGIN_NS, 3, 8, 103, False, "train", "policy_worker")
+    view.take(news([], now=(now,), windows=(opened,)))
+    view.take(news([], BEGIN_NS + 9_000 * 10**9, now=(now, replace(now, pid=104))))
+    behind = news([], BEGIN_NS - 9_000 * 10**9, now=(now,))  # the clock of its node
+    view.take(replace(behind, node="n2", windows=(replace(opened, start=6),)))
+    view.take(news([], BEGIN_NS + 9_001 * 10**9, now=(now,)))
+    assert [row["start"] for row in view.summary()["windows"]] == [5, 6]
+
+
 def test_a_step_clock_that_stands_still_is_a_hang() -> None:
     view = JobView("1", ["n1"])
     begin = 0

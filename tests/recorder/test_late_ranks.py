@@ -129,7 +129,8 @@ def test_a_rank_is_named_once_by_whichever_is_first() -> None:
 
 def test_calls_while_a_window_is_open_prove_nothing() -> None:
     view = JobView("1", ["n0"])
-    view.take(news([], windows=(WindowMark("opened", BEGIN_NS, WORKER, 5, "torch", 1, ""),)))
+    opened = WindowMark("opened", BEGIN_NS, WORKER, 5, "torch", 1, "")
+    view.take(replace(news([], windows=(opened,)), node="n0"))
     assert not watched(Ranks(3, slow={5: 1.4}), 8, view)
 
 
@@ -210,3 +211,13 @@ def test_a_look_comes_over_the_wire_as_it_was_and_rubbish_does_not() -> None:
         view = JobView("1", ["n1"])
         other = look(0, ("all_reduce", 7, 0))
         assert not view.take(news([], arrivals=(replace(told, rows=rows), other)))
+
+
+def test_the_slow_rank_of_a_second_trainer_is_named_too() -> None:
+    """The first one has told 8 minutes, all ranks alike; the second one counts its steps from 1 again."""
+    view = JobView("1", ["n0"])
+    first = Ranks(1, sigma=0.02)
+    assert not watched(first, minutes=8, view=view)
+    again = Ranks(2, sigma=0.02, slow={5: 1.4}, trainer=1, begin_ns=BEGIN_NS + 3600 * 10**9)
+    [found] = watched(again, minutes=8, view=view)
+    assert found.ranks == (5,) and 1 <= found.evidence["since_step"] <= 3

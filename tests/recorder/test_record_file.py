@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -50,6 +51,47 @@ def test_rows_are_there_before_and_after_they_are_sealed(tmp_path: Path) -> None
         if number % 7 == 0:
             file.seal()
     assert {block.base_ns for block in read_folder(tmp_path / FOLDER)} == {123}
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_row(tmp_path: Path) -> None:
+    """A write that it takes in part would make unreadable what comes after."""
+    folder = tmp_path / FOLDER
+    file = RecordFile(folder)
+
+    def minute(number: int) -> None:
+        file.begin(number)
+        for row in range(60):
+            write(file, 60 * number + row)
+        file.seal()
+        file.begin(0)
+
+    before, soft = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        minute(0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.size_bytes + 50, before[1]))
+        minute(1)
+        minute(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, soft)
+    minute(3)
+    minute(4)
+
+    assert steps(folder) == list(range(300))
+    RecordFile(folder)
+    assert steps(folder) == list(range(300))
+
+
+def test_a_disk_that_stays_full_takes_no_memory_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "_MOST_UNSEALED", 2000)
+    file = RecordFile(tmp_path / FOLDER)
+    (tmp_path / FOLDER / RECORD).mkdir()  # nothing can be written there
+    for number in range(500):
+        write(file, number)
+        file.seal()
+    assert sum(map(len, file._sections.values())) < 2000
 
 
 def test_whatever_byte_a_kill_cuts_at_only_the_last_rows_are_lost(tmp_path: Path) -> None:
@@ -255,3 +297,47 @@ def test_a_long_job_keeps_every_step_and_ever_fewer_samples(tmp_path: Path) -> N
         process.stdin.close()
     assert marks.is_dir() and steps(tmp_path / FOLDER) == list(range(1, 61))
     assert told[0] == (1, 1) and told[-1][0] >= 4 and told[-1][1] < 40, told
+
+
+def test_a_look_at_the_reports_that_are_home_costs_no_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync renames them meanwhile, and their storage may hang."""
+    from rlprof_ops.recorder import head_recorder
+
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles/report").write_bytes(bytes(1000))
+    (tmp_path / "profiles/gone").symlink_to("nowhere")  # what has been renamed since it was listed
+    asked = request_from_json(
+        '{"captures": [{"workers": ["*"], "when": {"every": 10, "disk": "1MiB"}}]}', "here"
+    )
+    head = HeadRecorder(pinned_run(tmp_path, tmp_path), "7", ["n1"], asked, lambda told: None)
+    assert head._used() == 1000
+    monkeypatch.setattr(head_recorder, "_bytes_below", lambda folder: time.sleep(60))
+    monkeypatch.setattr(head_recorder, "_STORAGE_S", 0.1)
+    assert head._used() == 1000
+    head.close(5)
+
+
+def test_a_second_trainer_of_a_process_that_counts_from_1_keeps_its_steps(tmp_path: Path) -> None:
+    """A block has no number of a process twice, for phases name their step by it; a recorder that was started
+    again keeps none a second time."""
+    (tmp_path / "events").mkdir()
+    t_ns, told = 10**18, [{"event": "registered", "worker": "trainer", "rank": 0, "pid": 1}]
+    for step in (*range(1, 11), *range(1, 9)):
+        times: dict[str, Any] = {"begin_ns": t_ns, "end_ns": t_ns + 10**9}
+        phases = [["train", t_ns, t_ns + 10**8 * step, 0]]
+        told.append({"event": "step", "step": step, **times, "phases": phases})
+        t_ns += 10**9
+    lines = [json.dumps(row) + "\n" for row in told]
+    events = tmp_path / "events" / "w.jsonl"
+    events.write_text("".join(lines[:6]))
+    NodeRecorder(tmp_path, "n1").look()
+    events.write_text("".join(lines))
+    recorder = NodeRecorder(tmp_path, "n1")
+    recorder.look()
+    assert steps(tmp_path / FOLDER) == [*range(1, 11), *range(1, 9)]
+    for block in read_folder(tmp_path / FOLDER):
+        numbers = [row[1] for row in STEP.iter_unpack(block.sections.get(rows.STEP, b""))]
+        marked = rows.LAYOUT[rows.PHASE][0].iter_unpack(block.sections.get(rows.PHASE, b""))
+        assert len(set(numbers)) == len(numbers) and [row[1] for row in marked] == numbers

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -434,3 +435,27 @@ def test_a_stopped_process_of_a_server_that_tells_no_figures_is_seen(
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+ANSWERS = {
+    "another protocol": b"\x00\x00\x12\x04\x00\x00\x00\x00\x00",
+    "cut within a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nvllm:",
+    "endless": b"HTTP/1.1 200 OK\r\nContent-Length: 34\r\n\r\nvllm:num_requests_running{} +Inf   ",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_what_answers_otherwise_than_an_engine_is_left_out(tmp_path: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(4096)
+                link.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        urls = f"http://127.0.0.1:{server.getsockname()[1]}/metrics http://n1:80a0/metrics"
+        assert Engines(str(tmp_path), urls).look() == []
+        thread.join(10)

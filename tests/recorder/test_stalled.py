@@ -323,8 +323,8 @@ def test_a_capture_of_hangs_keeps_to_its_own_time() -> None:
     trigger = Trigger(1, CaptureSpec(backend="torch", when=when), when)
     [early] = judged(elsewhere(0), waiting(1, 40), waiting(2, 40))
     [late] = judged(elsewhere(0), waiting(1, 70), waiting(2, 70))
-    assert trigger.on_finding(early, (0, 1, 2), 0) is None
-    assert trigger.on_finding(late, (0, 1, 2), 0) is not None
+    assert trigger.on_finding(early, (0, 1, 2), int) is None
+    assert trigger.on_finding(late, (0, 1, 2), int) is not None
 
 
 @pytest.mark.parametrize("by", ["collective", "clock"])

@@ -114,6 +114,14 @@ def test_plan_asks_the_backends(request_file: str, tmp_path: Path) -> None:
     assert "capture-range nvtx: a window is an NVTX range, under `nsys profile`" in err
 
 
+def test_plan_prints_what_findings_open(request_file: str, tmp_path: Path) -> None:
+    path = tmp_path / "when.yaml"
+    path.write_text("captures:\n- {backend: torch, workers: w, when: {every: 200}}\n")
+    out, _ = run("plan", str(path), "--world", "w=2")
+    assert "1  torch    w       all 2  when every: 200, at_most: 5  step  up to 5 x 2  ?" in out
+    assert "reports: 0, and what `when` opens" in out
+
+
 @pytest.mark.parametrize("world", ["policy_worker", "policy_worker=x", "a=1,a=2", ",", "=3"])
 def test_a_wrong_world_is_named(request_file: str, world: str) -> None:
     assert "--world: " in run("plan", request_file, "--world", world, code=2)[1]

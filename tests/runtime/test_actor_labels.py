@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from tests.needs import need
 
+from rlprof_ops.host import log_line
 from rlprof_ops.runtime.process import actor_labels
 from rlprof_ops.runtime.process.actor_labels import NewActor, identify, own_variables, snake_case
 
@@ -94,3 +98,42 @@ def test_the_drivers_node_is_nobodys_whoever_creates_the_actor():
     assert own_variables(sent, {"RLPROF_NODE": "n2", "RLPROF_NODE_DIR": "/tmp/of-n2"}) == {"RANK": "0"}
     # Nor does it lead a job, where an actor hands on the driver's variables: nobody would open its windows.
     assert own_variables({"RLPROF_LEADS": "1", "RANK": "0"}, {}) == {"RANK": "0"}
+
+
+@pytest.fixture
+def in_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    need("ray")
+    monkeypatch.setattr(actor_labels, "_STATE", actor_labels._State())
+    monkeypatch.setattr(log_line, "_said", set())
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", '{"captures": [{"workers": ["*"], "steps": "2"}]}')
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("own", [{"image_uri": "docker.io/x:1"}, {"container": {"image": "docker.io/x:1"}}])
+def test_an_actor_in_an_image_of_its_own_is_created_and_named_in_the_manifest(
+    in_image: Path, own: dict[str, object], capfd: pytest.CaptureFixture[str]
+):
+    from ray._private.utils import get_runtime_env_info
+    from ray.runtime_env import RuntimeEnv
+
+    from rlprof_ops.runtime.process.ray_children import without_inherited
+
+    for again in (True, False):  # as Ray does with get_if_exists
+        env = actor_labels.labelled(FakeActorClass, {"runtime_env": own, "get_if_exists": again})
+    assert dict(env) == own
+    (log,) = in_image.glob("events/*.jsonl")
+    first, failed = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (first["worker"], first["rank"], failed["event"]) == ("my_train_worker", 0, "failed")
+    assert "image_uri or container" in failed["reason"]
+    assert "my_train_worker is not profiled" in capfd.readouterr().err
+    # A child of a profiled worker inherits nothing of it all the same: what Ray sends says so.
+    for cut in (
+        without_inherited(own),
+        actor_labels.labelled(FakeActorClass, {"runtime_env": without_inherited(own)}),
+    ):
+        sent = json.loads(get_runtime_env_info(cut, is_job_runtime_env=False, serialize=True))
+        assert (
+            json.loads(sent["serializedRuntimeEnv"]).items() >= {"rlprof": {}, "_nsight": None, **own}.items()
+        )
+        assert dict(cut) == own and isinstance(cut, RuntimeEnv)

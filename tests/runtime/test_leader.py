@@ -35,6 +35,54 @@ def test_phases_of_an_inner_loop_are_counted_and_said_once(tmp_path, asked, even
     assert "step 2" not in said
 
 
+class Now:
+    """What `top` shows, in memory."""
+
+    def __init__(self):
+        self.name = ""
+
+    def phase(self, name, at_ns):
+        self.name = name
+
+
+class Looked(dict):
+    """Open phases, and how many of them were looked at."""
+
+    looks = 0
+
+    def values(self):
+        return self
+
+    def __iter__(self):
+        return self._each(super().values())
+
+    def __reversed__(self):
+        return self._each(reversed(super().values()))
+
+    def _each(self, phases):
+        for phase in phases:
+            self.looks += 1
+            yield phase
+
+
+def test_the_end_of_a_phase_shows_the_innermost_that_is_open(tmp_path):
+    now = Now()
+    leader = Leader(EventLog(tmp_path / "driver.jsonl"), None, now)
+    first, second, third = map(leader.phase_begins, ("rollout", "reward", "train"))
+    for phase, shown in ((second, "train"), (third, "rollout"), (first, "")):
+        leader.phase_ends(phase)
+        assert now.name == shown
+
+
+def test_the_end_of_a_phase_looks_at_one_of_those_that_are_open(tmp_path):
+    """Thousands of coroutines may each have one."""
+    leader = Leader(EventLog(tmp_path / "driver.jsonl"), None, Now())
+    leader._open = Looked()
+    for phase in [leader.phase_begins("rollout") for _ in range(100)]:
+        leader.phase_ends(phase)
+    assert not leader._open and leader._open.looks < 100
+
+
 def test_one_task_of_a_job_leads_and_another_after_it(tmp_path, monkeypatch, asked):
     """Many tasks of a script may tell steps: the windows go by one of them."""
     node = asked()
@@ -108,6 +156,45 @@ def test_a_phase_is_written_with_its_times_and_depth(tmp_path, asked, events):
     (inner_name, inner_begin, inner_end, inner_depth), (name, begin, end, depth) = step["phases"]
     assert (inner_name, inner_depth, name, depth) == ("generation", 1, "rollout", 0)
     assert step["begin_ns"] <= begin <= inner_begin <= inner_end <= end <= step["end_ns"]
+
+
+def test_what_ends_between_two_steps_is_in_neither(tmp_path, asked, events, capsys):
+    """A checkpoint, an evaluation with a range in its inner loop. What is open at a begin counts from it."""
+    asked()
+    leader = Leader(EventLog(tmp_path / "node/events/driver.jsonl"), None)
+    lead_step(leader, 1, 1)
+    for _ in range(1500):
+        leader.phase_ends(leader.phase_begins("save_checkpoint"))
+    outer = leader.phase_begins("epoch")
+    leader.begin(2)
+    leader.phase_ends(leader.phase_begins("train"))
+    leader.phase_ends(outer)
+    leader.end(2)
+
+    _, step = events("step")
+    assert [(name, depth) for name, _, _, depth in step["phases"]] == [("train", 1), ("epoch", 0)]
+    assert step["phases"][1][1] == step["begin_ns"] and "dropped_phases" not in step
+    assert "phases" not in capsys.readouterr().err
+
+
+def test_phases_that_overlap_are_open_until_each_has_ended(tmp_path, asked, events):
+    """As of two coroutines; what a status shows is one that runs."""
+    asked()
+    shown = []
+    now = SimpleNamespace(step=lambda *_: None, phase=lambda name, _: shown.append(name))
+    leader = Leader(EventLog(tmp_path / "node/events/driver.jsonl"), None, now)
+    leader.begin(1)
+    generation, train = leader.phase_begins("generation"), leader.phase_begins("train")
+    leader.phase_ends(generation)
+    leader.phase_ends(leader.phase_begins("logprob"))
+    leader.phase_ends(train)
+    leader.phase_ends(leader.phase_begins("weight_sync"))
+    leader.end(1)
+
+    assert shown == ["generation", "train", "train", "logprob", "train", "", "weight_sync", ""]
+    (step,) = events("step")
+    depths = {name: depth for name, _, _, depth in step["phases"]}
+    assert depths == {"generation": 0, "train": 1, "logprob": 1, "weight_sync": 0}
 
 
 def test_a_leading_process_parses_its_request_once(monkeypatch, asked):

@@ -5,6 +5,8 @@ waiting.
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.hung import hung
 from tests.needs import need
+from tests.rayenv.stand_ins import own_environment
 
 from rlprof_ops.window.report_file import mirror
 
@@ -46,6 +49,27 @@ def test_a_step_does_not_wait_for_an_output_dir_that_hangs(asked, events, monkey
         assert time.monotonic() - begun < 15
     [closed] = events("closed")
     assert closed["steps"] == [3, 4]
+
+
+MOVES = """
+import os
+from rlprof_ops.runtime import profiler
+os.mkdir("outputs")
+os.chdir("outputs")
+prof = profiler.from_env(worker="trainer", rank=0)
+with prof.step(1):
+    pass
+prof.close()
+"""
+
+
+def test_a_relative_folder_counts_from_where_a_script_of_its_own_began(tmp_path):
+    """A program outside a job that goes elsewhere before it makes its profiler, as under hydra.job.chdir."""
+    request = {"RLPROF_BACKEND": "memory", "RLPROF_FLAGS": "host", "RLPROF_STEPS": "1"}
+    env = own_environment(**request, RLPROF_WORKERS="*", RLPROF_OUTPUT_DIR="copies")
+    subprocess.run([sys.executable, "-c", MOVES], env=env, cwd=tmp_path, check=True, timeout=60)
+    assert list(tmp_path.glob("copies/memory/trainer/rank0/*.gz"))
+    assert not (tmp_path / "outputs/copies").exists()
 
 
 @pytest.fixture

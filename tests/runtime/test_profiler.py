@@ -1,5 +1,6 @@
 """The profiler of a process: what it writes, and that training never notices it."""
 
+import _thread
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime import profiler
 
 
@@ -84,6 +86,27 @@ def test_a_request_that_does_not_parse_leaves_training_alone(monkeypatch, capsys
     monkeypatch.setenv("RLPROF_REQUEST_JSON", '{"captures": [{"backend": "nsigth"}]}')
 
     assert train(profiler.from_env("policy_worker", 0)) == [1, 4, 9, 16, 25, 36]
+    assert "nothing is profiled in this process" in capsys.readouterr().err
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("lacks", ["folder", "thread"])
+def test_what_the_machine_lacks_leaves_training_alone(lacks, tmp_path, monkeypatch, capsys):
+    """A working folder that was removed, and a limit of threads that is reached."""
+    monkeypatch.delenv("RLPROF_NODE_DIR", raising=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    if lacks == "folder":
+        (tmp_path / "gone").rmdir()
+    else:
+        monkeypatch.setenv("RLPROF_ON_DEMAND", "1")
+        monkeypatch.setattr(_thread, "start_new_thread", no_thread)
+    request = request_from_dict({"captures": [{"workers": ["*"], "steps": "3:5", "backend": "memory"}]})
+
+    assert train(profiler.from_request(request, "policy_worker", 0)) == [1, 4, 9, 16, 25, 36]
     assert "nothing is profiled in this process" in capsys.readouterr().err
 
 

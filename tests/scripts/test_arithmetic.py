@@ -40,6 +40,9 @@ NUMBERS = {
     "_RLPROF_EARLIER_SECONDS": "a constant",
     "SECONDS": "bash's own",
     "until": "a sum of these",
+    "seconds": "of these, in job::_harvest",
+    "now": "from `printf %(%s)T`",
+    "options": "a difference of lengths",
     "EUID": "bash's own",
     "BASH_REMATCH": "matched with [0-9]+ before",
 }

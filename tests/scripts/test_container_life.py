@@ -175,16 +175,33 @@ def test_a_container_that_does_not_start_is_told_to_the_head_with_its_words(node
 
 
 def test_a_head_whose_container_does_not_start_ends_the_step(nodes):
+    """Its step is the second one: Slurm numbers steps as they come, and the one that removes containers came
+    before."""
     (nodes.hosts / "n1.enroot/broken").touch()
-    done = nodes.job(KILLED="n2")
+    done = nodes.job(KILLED="n2", SECOND="1")
 
     assert (
         "node n1, the head, ended before it began (Exited with exit code 1): ending the others" in done.stderr
     )
-    assert (nodes.hosts / "scancel.log").read_text() == "--signal=TERM 7.0\n"
+    assert (nodes.hosts / "scancel.log").read_text() == "--signal=TERM 7.1\n"
     end = json.loads((nodes.run / "run.json").read_text())["end"]
     assert end["cause"] == "startup_failed"
     assert "failed to import docker image image" in end["detail"], end
+
+
+def test_an_order_to_end_reaches_the_supervisors_and_no_step_beside_them(nodes):
+    """Where the head's keeper is not visible from the batch script. The order came before their step did."""
+    early = """
+        (until grep -qs rlprof-beside "${HOSTS}/steps"; do sleep 0.1; done; kill -TERM $$
+         until [[ -e ${HOSTS}/asked || -e ${HOSTS}/scancel.log ]]; do sleep 0.1; done; touch "${HOSTS}/go") &
+        SRUN=(bash -c 'until [[ -e ${HOSTS}/go ]]; do sleep 0.1; done; exec "$@"' wait "${SRUN[@]}")
+        job::run"""
+    task = nodes.hosts / "task"
+    task.write_text("#!/bin/bash\nuntil [[ -s ${HOSTS}/scancel.log ]]; do sleep 0.1; done\n")
+    task.chmod(0o755)
+    done = nodes.job(JOB.replace("job::run", early), TASK=str(task))
+    assert (nodes.hosts / "scancel.log").read_text() == "--signal=TERM 7.1\n", done.stderr
+    assert "got TERM: told step 7.1 to drain" in done.stderr
 
 
 def test_the_reason_of_a_container_may_come_after_the_end_of_its_task(nodes):

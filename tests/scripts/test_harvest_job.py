@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from tests.recorder.simulated import BEGIN_NS, healthy
 
+from rlprof_ops.job import harvest_job
 from rlprof_ops.job.folders import pinned_run
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.request import ProfileRequest
@@ -100,8 +102,11 @@ def sbatch(tmp_path):
     ],
 )
 def test_more_than_one_node_does_not_wait_for_its_harvest(sbatch, nodes, knobs, expected):
+    """As ray.sub decides it, and as RayJob does."""
     done = sbatch.bash('job::who_harvests; echo "$RLPROF_HARVEST_JOB"', SLURM_JOB_NUM_NODES=nodes, **knobs)
     assert done.stdout.strip() == expected, done.stderr
+    assert harvest_job.is_wanted(Settings.load(knobs), int(nodes), sbatch.env) is (expected == "1")
+    assert not harvest_job.is_wanted(Settings.load(knobs), int(nodes), {"PATH": "/none"}), "without sbatch"
 
 
 def test_a_quote_that_does_not_end_is_said_at_the_start(sbatch):
@@ -196,7 +201,7 @@ def test_a_report_is_made_where_the_recorder_has_seen_steps(tmp_path: Path) -> N
     def both() -> tuple[bool, bool]:
         asked = sbatch.bash(LIBRARIES + 'harvest_job::has_something "$RLPROF_RUN_DIR"')
         assert not asked.stderr, asked.stderr
-        return asked.returncode == 0, job_end._has_something(run)
+        return asked.returncode == 0, job_end.has_something(run)
 
     assert both() == (False, False)
     for steps, there in ((0, False), (3, True)):

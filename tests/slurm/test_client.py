@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def test_the_number_of_an_array_means_the_job_of_that_number(order: tuple[int, i
     )
     assert read_state(client.record_of(text, "1"), 0, "", 0) == "CANCELLED"
     assert read_state(client.record_of(text, "2"), 0, "", 0) == ""
+    assert read_state(client.record_of(text, "1_1"), 0, "", 0) == "CANCELLED"
+    assert read_state(client.record_of(text, "1_0"), 0, "", 0) == ""
     if lines != "-o":
         job = client.parse_shown(client.record_of(text, "1"))
         assert job is not None and (job.id, job.alone, job.state) == ("1", "1_1", "CANCELLED")
@@ -64,15 +67,49 @@ def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) 
     script.write_text("#!/bin/sh\nexec sleep 100\n")
     first = slurm.sbatch(["--array=0-1", "-N1", script], cwd=slurm.shared)
 
-    def ask(number: int, *words: str) -> str:
+    def ask(number: int | str, *words: str) -> str:
         argv = [sys.executable, "-c", ASK, str(number), *words]
         return slurm.run(argv, env={"PYTHONPATH": str(Path(client.__file__).parents[2])}).stdout.strip()
 
     running = "RUNNING False ''"
     wait_until(lambda: {ask(first), ask(first + 1)} == {running}, 60, lambda: ask(first))
+    queued = (
+        "from rlprof_ops.slurm.client import mine; print(sorted((each.id, each.alone) for each in mine()))"
+    )
+    argv = [sys.executable, "-c", queued]
+    found = slurm.run(argv, env={"PYTHONPATH": str(Path(client.__file__).parents[2])}).stdout.strip()
+    both = [(str(first), f"{first}_1"), (str(first + 1), f"{first}_0")]  # the last one has the array's number
+    assert found == str(both)
     ask(first, "cancel")
     wait_until(lambda: ask(first) == "CANCELLED True 'CANCELLED'", 60, lambda: ask(first))
     assert ask(first + 1) == running
+    told = {ask(f"{first}_{task}") for task in (0, 1)}  # submitit's names of them
+    assert told == {running, "CANCELLED True 'CANCELLED'"}
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_the_end_of_a_job_moves_with_its_limit_and_with_a_suspension(slurm: Sandbox) -> None:
+    script = slurm.shared / "sleep.sh"
+    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    job = slurm.sbatch(["-N1", "--time=2", script], cwd=slurm.shared)
+    wait_until(lambda: slurm.job(job).state == "RUNNING", 60)
+    program = "import sys; from rlprof_ops.slurm import job_over; print(job_over.ends_at(sys.argv[1]))"
+
+    def end() -> float:
+        argv = [sys.executable, "-c", program, f"{job}.r1"]
+        own = {"TZ": "Asia/Tokyo", "SLURM_TIME_FORMAT": "relative"}  # which change nothing
+        python = {"PYTHONPATH": str(Path(client.__file__).parents[2])}
+        return float(slurm.run(argv, env={**python, **own}).stdout)
+
+    first = end()
+    assert abs(first - time.time() - 120) < 60
+    slurm.run(["scontrol", "update", f"JobId={job}", "TimeLimit=10"])
+    assert end() == first + 480
+    slurm.run(["scontrol", "suspend", str(job)])
+    time.sleep(3)
+    slurm.run(["scontrol", "resume", str(job)])
+    assert first + 482 <= end() <= first + 500
 
 
 @pytest.mark.slurm

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +22,12 @@ from rlprof_ops import RayJob, RunSummary
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.request import request_from_dict, request_from_json
+from rlprof_ops.job.supervisor_env import node_command, python_environment
+from rlprof_ops.request import Steps, request_from_dict, request_from_json
 from rlprof_ops.submit.missing_captures import asked_now, missing_request
 from rlprof_ops.submitit_job import follow_up, head_server, rendezvous, task_context
-from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
+from rlprof_ops.supervisor.node.node_state import ToldToEnd
+from rlprof_ops.supervisor.task_process import TaskProcess, handed_on
 from tests.waits import wait_until
 
 ASKED = request_from_dict({"captures": [
@@ -77,6 +79,20 @@ def test_nothing_known_asks_for_everything():
     assert nobody.captures[0].ranks == (0,)
 
 
+def test_what_a_when_opened_in_vain_waits_for_it_again():
+    step, waits = {"backend": "torch", "workers": ["w"], "steps": "2"}, {"step_time": "> 2 x median"}
+    asked = request_from_dict(
+        {"captures": [step, {"backend": "memory", "workers": ["w"], "steps": "3:6", "when": waits}]}
+    )
+    home = manifest(("torch", "w", 0, 2, 3, "ok"), ("memory", "w", 0, 3, 6, "ok"))
+    [lost] = manifest(("memory", "w", 0, 4, 5, "missing")).captures
+    rows = [replace(lost, asked_by=by) for by in ("when-slow_step-step3-2", "r7a1")]
+    [again] = missing_request(replace(home, captures=(*home.captures, *rows)), asked).captures
+    assert again == replace(asked.captures[1], steps=Steps())
+    assert not missing_request(replace(home, captures=(*home.captures, rows[1])), asked)
+    assert missing_request(replace(home, captures=(rows[0],)), asked) == asked
+
+
 def test_a_job_that_goes_on_takes_what_is_missing_and_waits_as_before(tmp_path):
     """A capture with steps and a trigger: its steps are home, and it still opens when something is found."""
     asked = request_from_dict({"captures": [
@@ -107,6 +123,9 @@ def test_a_job_that_goes_on_takes_what_is_missing_and_waits_as_before(tmp_path):
     (tmp_path / "7-logs/manifest.json").write_text("{")
     unread = now("0")
     assert unread == asked and "7-logs" in unread.notes[0]
+    (tmp_path / "7-logs/manifest.json").write_text("".join(replace(homes, running=True).lines()))
+    of_before = now("0")  # other workers may have come after it
+    assert of_before == asked and "has a manifest from while it ran" in of_before.notes[0]
 
 
 def test_mistakes_are_told_before_submitting():
@@ -311,20 +330,57 @@ def test_the_environment_names_this_python():
     assert "RLPROF_PYTHON" not in python_environment({"RLPROF_VENV": "/venv"})
 
 
-def test_a_task_process_has_its_own_session_and_dies_with_its_task(tmp_path, monkeypatch):
+NODE_SCRIPT = """\
+import os, pathlib, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+base = pathlib.Path(sys.argv[1])
+(base / "sid").write_text(str(os.getsid(0)))
+(base / "up").touch()
+while not (base / "listen").exists():
+    time.sleep(0.05)
+signal.sigwait({signal.SIGTERM})
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def task_process(tmp_path, monkeypatch):
+    """One that listens once there is a file `listen`, as a supervisor does when all is imported."""
     script = tmp_path / "scripts" / "node.sh"
     script.parent.mkdir()
-    script.write_text(
-        f'trap "echo told > {tmp_path}/told; exit 5" TERM\nps -o sid= -p $$ > {tmp_path}/sid\ntouch'
-        f" {tmp_path}/up\nwhile sleep 0.1; do :; done\n"
-    )
+    (tmp_path / "node.py").write_text(NODE_SCRIPT)
+    script.write_text(f"sleep 0.2\nexec {sys.executable} {tmp_path}/node.py {tmp_path}\n")
     monkeypatch.setenv("RLPROF_HOME", str(tmp_path))
-    process = TaskProcess(os.environ)
+    process = TaskProcess(node_command(), os.environ)
+    yield process
+    process.tell(signal.SIGKILL)
+    assert process.wait(20)
+
+
+def test_a_task_process_has_its_own_session_and_dies_with_its_task(tmp_path, task_process):
+    (tmp_path / "listen").touch()
     wait_until((tmp_path / "up").exists)
     assert int((tmp_path / "sid").read_text()) != os.getsid(0)
-    assert not process.wait(0.2)
-    process.tell(signal.SIGTERM)
-    assert process.wait(20) and process.exit_code() == 5 and process.ended
+    assert not task_process.wait(0.2)
+    task_process.tell(signal.SIGTERM)
+    assert task_process.wait(20) and task_process.exit_code() == 5 and task_process.ended
+
+
+def test_a_task_that_waits_for_the_first_one_can_be_told_to_end(tmp_path):
+    job = RayJob("x", settings={"RLPROF_READY_SECONDS": "300"}, log_dir=tmp_path)
+    place = task_context.TaskContext("slurm", "7", tmp_path, 1, ("127.0.0.1", "n2"), "n2")
+    with handed_on(job._signals(place), job._tell), pytest.raises(ToldToEnd, match="before the first task"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        job._join(place, RunFolder(place.run_dir))
+
+
+def test_an_order_waits_for_who_listens(tmp_path, task_process):
+    """In bash, and in a Python that imports: both would die of it, and nobody would drain."""
+    task_process.tell(signal.SIGTERM)
+    wait_until((tmp_path / "up").exists)
+    assert not task_process.wait(0.2)
+    (tmp_path / "listen").touch()
+    assert task_process.wait(20) and task_process.exit_code() == 5
 
 
 def test_waiting_ends_when_the_job_is_gone(tmp_path, monkeypatch):
@@ -360,6 +416,14 @@ def test_a_summary_joins_attempts(tmp_path):
         0, str(tmp_path / "1.r1-logs"), "driver_exit", manifest=last, earlier=(str(earlier),)
     )
     assert summary.captures() == {"torch/w/0/1": "ok", "torch/w/0/3": "ok"} and summary.ok
+
+
+def test_what_nobody_has_harvested_is_not_ok(tmp_path):
+    run = str(tmp_path)
+    unharvested = RunSummary(0, run, "driver_exit", asked=True, harvest_job="4712")
+    assert not unharvested.ok and repr(unharvested) == f"RunSummary(exit code 0, not harvested, {run})"
+    assert replace(unharvested, manifest=manifest(("torch", "w", 0, 3, 4, "ok"))).ok
+    assert RunSummary(0, run, "driver_exit").ok, "nothing was asked"
 
 
 def test_a_summary_is_short_and_leads_to_the_report(tmp_path):

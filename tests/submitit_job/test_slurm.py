@@ -5,7 +5,9 @@ without sacct.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from tests.needs import need
 from tests.operate.login import used_tools, without_tools
 from tests.sandbox import Sandbox
 from tests.submitit_job.jobs import ASKED, CAPTURES, TRAINER, say
+from tests.supervisors import KEEPER, supervisor_of
 from tests.waits import wait_until
 from tests.whole_job.jobs import HOME
 
@@ -119,6 +122,35 @@ def test_a_command_that_fails(slurm):
     assert slurm.wait(int(found["harvest_job"])).exit_code == 3
     state = slurm.wait(job.id)
     assert (state.state, state.exit_code) == ("FAILED", 7), say(job.folder)
+
+
+def test_nodes_whose_supervisors_and_keepers_were_killed_are_brought_home(slurm):
+    """On both nodes, with a window that had ended and no sync that had seen it."""
+    job = Submitted(slurm, slurm.shared / "killed", nodes=2, settings={"RAY_LOG_SYNC_FREQUENCY": "600"},
+                    command=[*TRAINER, "--nodes", "2", "--stuck-once", str(slurm.shared / "stuck here")])  # fmt: skip
+    job.until((slurm.shared / "stuck here").exists)
+    run = job.folder / f"{job.id}-logs"
+    assert not list(run.glob("profiles/*/*/*/*")), say(job.folder)
+    nodes = json.loads((run / "run.json").read_text())["nodes"]
+    for node in nodes:
+        kill_task(slurm, node)
+    found = job.result()
+
+    assert (found["exit_code"], found["cause"]) == (137, "signal"), say(job.folder)
+    assert found["captures"]["memory/policy_worker/rank0/step2-2"] == "ok", say(job.folder)
+    assert (run / "logs/salvage.log").exists(), say(job.folder)
+    for node in nodes:
+        assert json.loads((run / "nodes" / f"{node}.json").read_text())["cleared"], say(job.folder)
+        assert slurm.processes(node) == []
+
+
+def kill_task(slurm, node: str) -> None:
+    """A node's keeper and its supervisor, before one of them can drain or another one be started."""
+    supervisor = supervisor_of(slurm, node)
+    [keeper] = [each for each in slurm.processes(node) if each.name == KEEPER]
+    os.kill(keeper.host_pid, signal.SIGSTOP)
+    for each in (supervisor, keeper):
+        os.kill(each.host_pid, signal.SIGKILL)
 
 
 @pytest.fixture

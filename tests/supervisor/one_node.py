@@ -94,17 +94,19 @@ class OneNode:
 
     def wait_for(self, name: str) -> None:
         """Until the driver has come so far."""
-        ended = lambda: self.process.poll() is not None  # noqa: E731
-        wait_until((self.base / name).exists, 60, self.output, pause_s=0.01, unless=ended)
+        wait_until((self.base / name).exists, 60, self.output, pause_s=0.01, unless=self.has_ended)
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def kill_supervisor(self) -> int:
-        """SIGKILL; its pid."""
-        pid = wait_until(self._supervisor, 30, self.output, pause_s=0.005)
+        """SIGKILL; its pid. Fails the test where the node has ended."""
+        pid = wait_until(self._supervisor, 30, self.output, pause_s=0.005, unless=self.has_ended)
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def _supervisor(self) -> int:
-        return next((pid for pid in children(self.process.pid) if _runs_this(pid)), 0)
+        return next((pid for pid in children(self.process.pid) if is_supervisor(pid)), 0)
 
     def code(self, seconds: float = 60) -> int:
         try:
@@ -137,7 +139,7 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def _runs_this(pid: int) -> bool:
+def is_supervisor(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z" and b"rlprof_ops.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -20,6 +20,9 @@ FOLDER, KIND = Path(sys.argv[1]), sys.argv[2]
 CHILD = f"while ! [ -e '{FOLDER}/end' ]; do sleep 0.05; done; exit 7"
 
 
+STATE = NodeState.make(FOLDER)
+
+
 def supervise(before: str) -> int:
     (FOLDER / f"pid{len(list(FOLDER.glob('pid*')))}").write_text(str(os.getpid()))
     if KIND == "faulty":
@@ -30,7 +33,7 @@ def supervise(before: str) -> int:
 async def serve(before: str) -> int:
     if before and KIND == "late":
         time.sleep(1)  # the driver ends, and an order comes, while nobody listens
-    state = NodeState.load(FOLDER)
+    state = NodeState.load(FOLDER, STATE.driver)
     order = EndOrder(state)
     if before:
         (FOLDER / "inherited").write_text(before)
@@ -60,4 +63,4 @@ async def serve(before: str) -> int:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    sys.exit(Keeper("n1", NodeState.make(FOLDER), most_quick=2).keep(supervise))
+    sys.exit(Keeper("n1", STATE, most_quick=2).keep(supervise))

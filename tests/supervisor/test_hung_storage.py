@@ -17,12 +17,15 @@ from tests.hung import hung
 from tests.needs import need
 from tests.supervisor.nodes import node_of, our_environment, place_of
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor import job_end
+from rlprof_ops.supervisor.control_channel import Joined
+from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.job_end import ClosingCommands, NodeStop
 from rlprof_ops.supervisor.run_record import RunRecord
 
@@ -134,3 +137,33 @@ def test_work_in_the_background_gives_its_result_or_its_error():
     assert asyncio.run(in_background(lambda a, b: a + b, 1, b=2, seconds=5)) == 3
     with pytest.raises(ZeroDivisionError):
         asyncio.run(in_background(lambda: 1 // 0, seconds=5))
+
+
+TOKEN = """
+from ray._raylet import AuthenticationTokenLoader
+
+print(AuthenticationTokenLoader.instance().get_token_for_http_header())
+"""
+
+
+@pytest.mark.ray
+def test_a_new_process_of_ray_has_its_token_whatever_the_storage_does(place):
+    """By Ray's own reader of it."""
+    node = node_of(place)
+    node.state.token = "0123456789abcdef" * 2
+    env = node.environment() | {"PYTHONPATH": ""}
+    with hung(place.run.path):
+        done = subprocess.run(
+            [sys.executable, "-c", TOKEN], env=env, capture_output=True, text=True, timeout=60
+        )
+    assert node.state.token in done.stdout, done.stderr
+    assert Path(env[env_names.RAY_TOKEN_PATH]).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_driver_hands_on_a_token_that_all_nodes_have(place):
+    head = Head(node_of(place))
+    own, shared = str(place.folder.path), str(place.run.token)
+    head.others.receive("n2", Joined("n2", "10.0.0.2", folder=own))
+    assert head._driver_environment()[env_names.RAY_TOKEN_PATH].startswith(f"{own}/")
+    head.others.receive("n3", Joined("n3", "10.0.0.3", folder=f"{own}~2"))
+    assert head._driver_environment()[env_names.RAY_TOKEN_PATH] == shared

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.supervisor.one_node import children
 from tests.waits import wait_until
 
 from rlprof_ops.job.knobs import import_path
@@ -83,6 +84,29 @@ def test_one_that_is_killed_has_a_successor_that_knows_the_drivers_exit_code(sta
     assert "the supervisor was killed by signal 9" in task.process.stderr.read()
 
 
+def test_an_order_between_two_supervisors_is_heard_where_no_file_can_keep_it(start):
+    task = start("plain")
+    shutil.rmtree(task.folder / "state")
+    (task.folder / "state").touch()
+    os.kill(task.supervisor(), signal.SIGKILL)
+    assert task.process.stderr is not None and "takes over" in task.process.stderr.readline()
+    task.process.send_signal(signal.SIGUSR2)
+    assert task.code() == 100
+    assert (task.folder / "told").read_text() == "time_limit"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_state_that_nobody_can_write_any_more_costs_no_exit_code(start, killed: bool):
+    task = start("plain")
+    shutil.rmtree(task.folder / "state")
+    (task.folder / "state").touch()
+    if killed:
+        os.kill(task.supervisor(), signal.SIGKILL)
+        task.wait_for("inherited")
+    task.end()
+    assert task.code() == (17 if killed else 7)
+
+
 def test_the_successor_may_be_killed_too_but_not_for_ever(start):
     task = start("plain")
     for number in range(3):
@@ -125,9 +149,9 @@ def test_an_order_to_end_is_heard_whoever_died(start, number: signal.Signals, ca
 
 def test_a_supervisor_without_its_keeper_ends_the_job_in_order(start):
     task = start("plain")
+    [driver] = [pid for pid in children(task.process.pid) if pid != task.supervisor()]
     task.process.kill()
     wait_until(lambda: (task.folder / "told").exists(), 30)
-    driver = int(json.loads((task.folder / "state/driver.json").read_text())["pid"])
     wait_until(lambda: not os.path.exists(f"/proc/{driver}") or "Z" in stat_of(driver), 20)
 
 

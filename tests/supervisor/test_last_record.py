@@ -50,7 +50,7 @@ def supervise(place: NodeContext) -> int:
     """A whole life of the node, but for its keeper."""
     state = NodeState.make(place.folder.path)
     try:
-        return node_task.supervise(Settings.load({}), place, Path.cwd(), "")
+        return node_task.supervise(Settings.load({}), place, Path.cwd(), "", state.driver)
     finally:
         state.remove()
         place.folder.let_go()

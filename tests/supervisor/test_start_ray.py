@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,12 @@ def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
     one.node.journal.writer.flush(10)
     run_json = json.loads(one.node.place.run.run_json.read_text())
     assert request_from_dict(run_json["request"], origin="run.json") == asked
+    secret = replace(
+        asked.captures[0], env={"HF_TOKEN": "q7Zk1Vw9Xr2Lm4Tp"}, options={"e": "API_KEY=q7Zk1Vw9"}
+    )
+    one.take_request(ProfileRequest((secret,)))
+    one.node.journal.writer.flush(10)
+    assert "q7Zk1Vw9" not in one.node.place.run.run_json.read_text()
 
 
 @pytest.mark.parametrize("knobs", [{}, {"RLPROF_REQUIRE_RAY_AUTH": "1"}, {"RAY_AUTH_MODE": "disabled"}])

@@ -263,6 +263,14 @@ def test_its_own_rocprof_sys_gives_way_with_what_it_would_set(tmp_path: Path):
     assert words.startswith("rocprof-sys-python ") and "ROCPROFSYS_OUTPUT_PATH" in variables
 
 
+def test_its_own_nsys_stays_off_for_whom_an_earlier_attempt_brought_all_home(tmp_path: Path):
+    """A requeued job: RLinf itself would take again, with its whole block, what is home."""
+    whole = load_request(env={"RLPROF_WORKERS": "ActorGroup", "RLPROF_STEPS": "2"}).to_json()
+    done, _ = run_program(OWN_PROFILER, tmp_path, "", RLPROF_WHOLE_REQUEST_JSON=whole)
+    actor, others, _ = done.stdout.splitlines()[-3:]
+    assert actor == "python3" and "rlinf_profile_EnvGroup" in others, done.stderr
+
+
 def run_program(
     program: str, folder: Path, path: str, **asked: str
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:

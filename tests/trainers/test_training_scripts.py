@@ -161,6 +161,15 @@ def test_a_batch_is_a_step_where_lightnings_optimizers_are_stepped_by_hand(tmp_p
         assert names == ["backward", "optimizer"] * 2
 
 
+def test_lightning_goes_on_from_the_middle_of_an_epoch_with_the_step_that_is_next(tmp_path: Path) -> None:
+    """A checkpoint of a validation there: Lightning's first turn then trains nothing."""
+    bare = run(LIGHTNING, "saved", folder=tmp_path / "bare", with_us=False)
+    ours = run(LIGHTNING, "saved", str(bare.folder / "step=2.ckpt"), folder=tmp_path / "ours", with_us=True)
+    last = BATCHES // MICRO_BATCHES
+    assert [row["step"] for row in ours.steps()] == list(range(3, last + 1))
+    assert len(ours.losses) == MICRO_BATCHES * (last - 2)
+
+
 def test_each_rank_of_lightnings_own_launcher_has_its_window(tmp_path: Path) -> None:
     ours = both(LIGHTNING, "ddp", tmp_path)
     windows = {each.id: each.state for each in ours.manifest.captures}

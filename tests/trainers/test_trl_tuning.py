@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.trainers, pytest.mark.long]
 STEPS, RUN_S = 4, 400.0
 
 
-@pytest.fixture(scope="module", params=["sft", "dpo", "bare"])
+@pytest.fixture(scope="module", params=["sft", "dpo", "precomputed", "bare"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, LocalJob]:
     if why := environments.lacking("trl"):
         pytest.skip(why)

@@ -461,13 +461,13 @@ def test_one_trace_of_rocprof_sys_holds_all_windows(
     }
 
 
-def ask(job: Job, *asked: CaptureRequest) -> dict[str, dict[str, Any]]:
+def ask(job: Job, *asked: CaptureRequest, **more: str) -> dict[str, dict[str, Any]]:
     """The events that end what a running process was asked for, by the id of the request."""
     (job.node_dir / "asked").mkdir()
     for each in asked:
         (job.node_dir / "asked" / f"{each.id}.json").write_text(each.to_json())
     planned = {"backend": "memory", "workers": "nobody", "steps": "1", "options": {"host": "true"}}
-    job.train(ON_DEMAND, [planned], RLPROF_ON_DEMAND="1", LOADS_TORCH="1")
+    job.train(ON_DEMAND, [planned], RLPROF_ON_DEMAND="1", LOADS_TORCH="1", **more)
     rows = [json.loads(line) for path in job.node_dir.glob("events/*.jsonl") for line in path.open()]
     return {row["asked_by"]: row for row in rows if row["event"] in ("closed", "failed")}
 

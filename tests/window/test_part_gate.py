@@ -128,6 +128,33 @@ def test_a_token_that_comes_while_the_profiler_begins_closes_the_window_too() ->
     profiled.gate.leave(1)
 
 
+def test_a_signal_that_ends_the_process_while_a_token_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler closes what is open, at any line of the thread that it came to."""
+    profiled = Profiled(StepPart(tokens=(20, 30)))
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("token 20")
+    wait_until(lambda: profiled.told, seconds=30)
+    notify, handled, done = threading.Condition.notify_all, [], threading.Lock()
+
+    def signalled(condition: threading.Condition) -> None:
+        if threading.get_ident() in handled:
+            handled.clear()
+            profiled.gate.close(partial=True)
+        notify(condition)
+
+    def tell() -> None:
+        handled.append(threading.get_ident())
+        profiled.gate.begin_phase("token 30")
+        done.release()
+
+    done.acquire()
+    monkeypatch.setattr(threading.Condition, "notify_all", signalled)
+    threading.Thread(target=tell, daemon=True).start()
+    assert done.acquire(timeout=10)
+    wait_until(lambda: profiled.closed, seconds=30)
+    assert [told.split()[0] for told in profiled.told] == ["opened", "closed"]
+
+
 def test_a_window_that_is_shorter_than_the_profilers_start() -> None:
     profiled = Profiled(StepPart(0.0, None, 0.1), opening_s=0.3)
     profiled.gate.enter(1)
@@ -208,7 +235,7 @@ def test_the_end_of_a_process_closes_what_is_open_and_ends_what_waits() -> None:
             wait_until(lambda profiled=profiled: profiled.told, seconds=30)
         profiled.gate.close(partial=True)
         assert profiled.told[-1].startswith(said)
-        assert not [thread for thread in threading.enumerate() if thread.name == "rlprof-part"]
+        assert profiled.gate._inside is not None and not profiled.gate._inside.is_busy
 
 
 def test_a_step_that_began_before_anybody_heard_of_it() -> None:

@@ -30,7 +30,7 @@ _OF_THREE = (SANDBOX, MACHINE, ENVIRONMENTS, TRAINERS)
 _SANDBOX_MARKS = {"slurm", "lane"}
 _SANDBOX_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
 _MACHINE_MARKS = {"ray", "nsys", "timed"}
-_MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
+_MADE_ONCE = {"wheel": "wheel", "chromium": "browser", "dumps": "dumps"}
 """Name of a fixture or a mark -> the share of all tests that have it, in whatever file they are."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rlprof_ops.analyze.report_model import SCHEMA, Answer
+from rlprof_ops.analyze.report_model import SCHEMA, AnatomyRow, Answer, GpuRow, MemoryRow, StragglerRow
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host import foreign
 
@@ -48,7 +48,9 @@ def read_answer(file: Path) -> Answer:
         text = foreign.read_bytes(file, _MOST_BYTES)
         schema = msgspec.json.decode(text, type=_Version).schema
         if schema == SCHEMA:
-            return msgspec.json.decode(text, type=Answer)
+            answer = msgspec.json.decode(text, type=Answer)
+            _check_indices(answer)
+            return answer
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise UsageError(
             f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
@@ -56,3 +58,15 @@ def read_answer(file: Path) -> Answer:
     raise UsageError(
         f"{file}: its schema is {schema!r}, this is for {SCHEMA}; make it anew with `rlprof report`"
     )
+
+
+def _check_indices(answer: Answer) -> None:
+    """Raises ValueError where a row names a rank or a phase that the report does not list."""
+    rows: tuple[AnatomyRow | StragglerRow | GpuRow | MemoryRow, ...]
+    rows = (*answer.anatomy, *answer.stragglers, *answer.gpu, *answer.memory)
+    ranks = {row.rank for row in rows} | {segment[0] for segment in answer.segments}
+    phases = {part.phase for row in answer.anatomy for part in row.phases}
+    phases |= {segment[2] for segment in answer.segments}
+    for what, named, listed in (("rank", ranks, answer.ranks), ("phase", phases, answer.phase_names)):
+        if unknown := named - {*range(len(listed))}:
+            raise ValueError(f"a row names a {what} that is not there: {min(unknown)} of {len(listed)}")

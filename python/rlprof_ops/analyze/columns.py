@@ -143,6 +143,11 @@ class Origin(Struct, frozen=True):
     processes: int = 1  # that the report holds and that are an identity of their own
     details: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def world_rank(self) -> int:
+        """Its rank as torch.distributed counts in the world of its process; `NO_VALUE`: untold."""
+        return self.rank if self.kind == "torch" else NO_VALUE
+
 
 class Trace(Struct, frozen=True, dict=True):
     """One report as columns.

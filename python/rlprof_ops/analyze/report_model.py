@@ -106,8 +106,12 @@ class WorkerRanks(msgspec.Struct, frozen=True):
     world: Annotated[int, Meta(ge=1, description="in the whole job")]
     missing: Annotated[
         list[int],
-        Meta(description="ranks without a report that was read; with a manifest, those that were asked for"),
+        Meta(
+            description="the first 1,000 ranks without a report that was read; with a manifest, of those that"
+            " were asked for"
+        ),
     ]
+    missing_more: Annotated[int, Meta(ge=0, description="missing ranks that are not listed")] = 0
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -653,7 +657,8 @@ class SkewRow(msgspec.Struct, frozen=True):
     key: str
     ranks: int
     calls: int
-    transfer_ns: Ns
+    steps: Annotated[int, Meta(description="in which these calls were: those of one window")]
+    transfer_ns: Annotated[Ns, Meta(description="mean of a call")]
     waiting_ns: Annotated[Ns, Meta(description="mean of a rank and call")]
     skew_ns: Annotated[Ns, Meta(description="mean of the last start less the first")]
     last: Annotated[RankIndex | None, Meta(description="index into ranks: who came last most often")]
@@ -671,7 +676,10 @@ class WeightSyncRow(msgspec.Struct, frozen=True):
 
 
 class MemoryPeak(msgspec.Struct, frozen=True):
-    """The most that was allocated, and reserved from the device, during one phase."""
+    """The most that was allocated, and reserved from the device, during one phase.
+
+    Of nsys at least so much: it tells only what is allocated and freed while it records.
+    """
 
     device: Annotated[int, Meta(description="-1 is host memory")]
     phase: Annotated[str, Meta(description='"": outside all')]
@@ -705,6 +713,9 @@ class HangRow(msgspec.Struct, frozen=True):
     text: str
     sure: bool = True
     step: Annotated[int | None, Meta(description="in which the recorder found it")] = None
+    hung: Annotated[
+        bool, Meta(description="false: these dumps were asked for, and nothing else says that the job hung")
+    ] = True
     groups: list[str] = []
     ranks: list[HungRanks] = []
     notes: list[str] = []
@@ -775,6 +786,13 @@ class Answer(msgspec.Struct, frozen=True):
     call_paths: Annotated[
         list[NameRow], Meta(description="operators inside of others, from the outermost on: linear → addmm")
     ] = []
+    made_of: Annotated[
+        str,
+        Meta(
+            description="SHA-256 of run.json and manifest.json before the reports were looked for; where"
+            " there was neither, of the names, sizes and times of the reports; empty where there was none"
+        ),
+    ] = ""
 
 
 def json_schema() -> dict[str, object]:

@@ -13,6 +13,7 @@ import msgspec
 
 from rlprof_ops.analyze import collecting
 from rlprof_ops.analyze.answer_file import is_answer, read_answer, written
+from rlprof_ops.analyze.made_of import made_of, why_outdated
 from rlprof_ops.analyze.model_size.utilisation import StatedModel
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.report_model import Answer
@@ -97,7 +98,8 @@ def reports_on(folder: Path, root: Path) -> bool:
     if not is_answer(folder / "report.json"):
         return False
     with contextlib.suppress(UsageError, OSError):
-        return folder.resolve() == root.resolve() or load_answer(folder).run["path"] == str(root.resolve())
+        here = root.resolve()
+        return folder.resolve() == here or read_answer(folder / "report.json").run["path"] == str(here)
     return False
 
 
@@ -111,7 +113,7 @@ def render_again(folder: Path, root: Path) -> bool:
     if not page.is_file() or not reports_on(folder, root):
         return False
     try:
-        own_files.write(page, render(load_answer(folder), timeline_files(folder)))
+        own_files.write(page, render(read_answer(folder / "report.json"), timeline_files(folder)))
     except (OSError, UsageError):
         return False
     return True
@@ -139,11 +141,12 @@ def answer_of(
 def _answer(
     root: Path, engine: str, jobs: int | None, cache: bool, quiet: bool, model: StatedModel | None
 ) -> Answer:
+    of = made_of(root)
     reports = _reports(root)
     folder = root if root.is_dir() else root.parent
     readable = sum(report.readable for report in reports)
     if quiet or not sys.stderr.isatty() or readable < 2:
-        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache), model)
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache), model, of)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -159,7 +162,7 @@ def _answer(
                 bar.refresh()
                 drawn = time.monotonic()
 
-        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance), model)
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance), model, of)
 
 
 def _reports(root: Path) -> tuple[ReportFile, ...]:
@@ -173,9 +176,33 @@ def _reports(root: Path) -> tuple[ReportFile, ...]:
 
 
 def load_answer(path: Path, jobs: int | None = None) -> Answer:
-    """The answer to a run: its report.json (given itself, or in the folder), else read from the reports.
+    """The answer to a run: its report.json, given itself or kept in the folder, else read from the reports.
 
     Raises `UsageError` when the file is no report.json of this version.
     """
-    file = path / "report.json" if path.is_dir() else path
-    return read_answer(file) if file.suffix == ".json" and is_answer(file) else answer_of(path, jobs=jobs)
+    if path.is_dir():
+        return kept_answer(path, path) or answer_of(path, jobs=jobs)
+    return read_answer(path) if path.suffix == ".json" and is_answer(path) else answer_of(path, jobs=jobs)
+
+
+def kept_answer(folder: Path, root: Path) -> Answer | None:
+    """The answer to `root` in the report.json of a folder; None where there is none, or it is outdated, which
+    standard error is told.
+
+    Raises `UsageError` when the file is no report.json of this version.
+    """
+    file = folder / "report.json"
+    if not is_answer(file):
+        return None
+    answer = read_answer(file)
+    if why := why_outdated(answer, root):
+        print(f"rlprof: {file} is not used, {why}: the reports are read anew", file=sys.stderr)
+        return None
+    return answer
+
+
+def is_kept(folder: Path, root: Path) -> bool:
+    """Whether the report.json of a folder is about `root` and not outdated."""
+    with contextlib.suppress(UsageError):
+        return reports_on(folder, root) and kept_answer(folder, root) is not None
+    return False

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlprof_ops.analyze.browser import advice, open_in_browser
 from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
+from rlprof_ops.collect.harvest.manifest_table import printable_lines
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import own_files
 
@@ -58,4 +59,4 @@ def _make_timeline(root: Path, output: Path | None, jobs: int | None) -> None:
     try:
         make(root, output, jobs)
     except RlprofError as error:  # the report is worth showing without it
-        print(f"no timeline: {error}", file=sys.stderr)
+        print(f"no timeline: {printable_lines(str(error))}", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ __all__ = [
     "from_outside",
     "get",
     "is_known",
+    "is_report",
+    "is_secret",
     "masks",
     "names_allowed",
     "of_one_report",
@@ -139,9 +142,29 @@ def of_report(name: str) -> Backend | None:
     return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
 
+def is_report(path: str) -> bool:
+    """Whether a file can be a report: by an ending that only a profiler writes, or by another one of a
+    backend in whose folder it lies.
+    """
+    *folders, name = path.split("/")
+    return any(
+        name.endswith(each.telling) or (each.name in folders and name.endswith(each.suffixes))
+        for each in every()
+    )
+
+
 def masks(name: str) -> bool:
     """Whether secrets are taken out of the report of this name before it leaves the node."""
     return name.endswith(tuple(end for each in every() for end in each.masked))
+
+
+def is_secret(path: str) -> bool:
+    """Whether a tool leaves in the file `path` the whole environment of a process, beside its reports."""
+    *folders, name = path.split("/")
+    return any(
+        each.name in folders and any(fnmatchcase(name, pattern) for pattern in each.secret_files)
+        for each in every()
+    )
 
 
 def validate(spec: Spec, where: Where = ANYWHERE) -> Verdict:

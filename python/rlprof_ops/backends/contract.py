@@ -133,9 +133,11 @@ class WindowRecorder(Protocol):
     when the open window holds something, by the monotonic clock; `stopped_s`, until when the last one did;
     `halt()`, its recording ends, though `close` has to wait for another window's;
     `late`, its files come when the process ends; `most_bytes` (0: any number) and `size_bytes()`, with how
-    many any thread closes its open window and how many that holds, as measured or as the one before grew;
+    many any thread closes its open window and how many that holds, as measured or, as `size_by` says, by
+    how one before grew;
     `extra`, more files of the window as (first, last step, file); `cut_short`, why its recording ended
-    before `close`, after `steps`.
+    before `close`, after `steps`; `scratch`, the folders that its tool writes to before there is a report:
+    any thread closes its open window when they are short of room, as where `size_bytes()` would not fit.
     """
 
     suffix: str
@@ -158,6 +160,7 @@ class Backend:
         title: as messages have it.
         aliases: what else people call it, for the answer to a wrong name.
         suffixes: how its reports end, the first being the one that our own runtime writes.
+        telling: those of `suffixes` that nothing else writes: such a file is a report wherever it lies.
         summary: one line for the table of backends in the documentation.
         ranges: how phases get into its reports: "nvtx", "record_function", or "" for not at all.
         bytes_per_rank_step: of a report, a rule of thumb for the estimate of disk space.
@@ -172,8 +175,8 @@ class Backend:
             options alone.
         secret_files: patterns of names, of files beside its reports that hold the process's environment: they
             stay on the node.
-        masked: of `suffixes`, those whose files hold environments of processes, and stay readable when the
-            secrets in them are overwritten: they leave the node without these.
+        masked: of `suffixes` and `derived`, those whose files hold environments of processes, and stay
+            readable when the secrets in them are overwritten: they leave the node without these.
         derived: how files end that its tool makes of its reports.
         records_cuda: it records CUDA through CUPTI, and is refused where another one `holds_cupti`.
         windows_from_outside: a supervisor opens its windows too, in a process that knows no step.
@@ -189,6 +192,7 @@ class Backend:
     title: str = ""
     aliases: tuple[str, ...] = ()
     suffixes: tuple[str, ...]
+    telling: tuple[str, ...] = ()
     summary: str = ""
     ranges: str = ""
     bytes_per_rank_step: int = 100 << 20

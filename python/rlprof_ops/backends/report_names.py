@@ -94,6 +94,14 @@ def trigger_of(asked_by: str | None) -> str | None:
     return found["why"] if found else None
 
 
+def trigger_number(asked_by: str) -> int | None:
+    """The place in the request, from 1, of the capture that has this id; None for one that somebody asked
+    for.
+    """
+    found = _TRIGGERED.fullmatch(asked_by)
+    return int(found["number"]) if found else None
+
+
 def report_name(
     worker: str,
     rank: int | None,
@@ -151,7 +159,7 @@ def process_name(worker: str, rank: int | None, host: str, pid: int) -> str:
     return f"{safe_worker(worker)}_rank{rank or 0}_{safe(host)}_{pid}"
 
 
-_TRIGGERED = re.compile(r"when-(?P<why>[A-Za-z0-9_]+)-step\d+-\d+")
+_TRIGGERED = re.compile(r"when-(?P<why>[A-Za-z0-9_]+)-step\d+-(?P<number>\d{1,9})")
 # Without steps: a profiler that writes at the end of the process, or one report a range ("….2.nsys-rep").
 _OURS = re.compile(
     r"(?P<worker>[A-Za-z0-9._-]+?)_rank(?P<rank>\d+)(?:_step(?P<start>\d+)-(?P<last>\d+|end)"

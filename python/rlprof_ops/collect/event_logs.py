@@ -24,7 +24,7 @@ _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lin
 class WindowEvent:
     """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open
     end. `taken_s`: of a window inside a step, from when to when it was open, in seconds after what its `at`
-    counts from.
+    counts from. `asked_by`: the id of the capture on demand, or who else asked; empty where it was planned.
     """
 
     event: str
@@ -37,6 +37,7 @@ class WindowEvent:
     reason: str = ""
     partial: bool = False
     taken_s: tuple[float, ...] = ()
+    asked_by: str = ""
 
     @property
     def window(self) -> Window:
@@ -279,6 +280,7 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
         reason=foreign.text(row.get("reason")),
         partial=row.get("partial") is True,
         taken_s=_interval(row.get("taken_s")),
+        asked_by=foreign.text(row.get("asked_by")),
     )
 
 

@@ -7,6 +7,7 @@ nodes and workers there are. A job that has ended is read from its records, see 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from rlprof_ops.host.contained_dir import ContainedDir
 
 NAME = "state.json"
 HEARTBEAT_S = 30.0  # the head writes it at least so often
+_FRESH_S = 3 * HEARTBEAT_S
 _SCHEMA = 1
 _MOST_BYTES = 64 << 20
 
@@ -108,6 +110,11 @@ def read(run: ContainedDir) -> JobState | None:
         return JobState.from_json(run.read(NAME, _MOST_BYTES))
     except OSError:
         return None
+
+
+def is_fresh(state: JobState) -> bool:
+    """Whether the head lives, where no Slurm tells it."""
+    return abs(time.time_ns() - state.written_ns) < _FRESH_S * 1e9
 
 
 def latest(logs: Iterable[ProcessLog]) -> tuple[WorkerState, ...]:

@@ -1,7 +1,7 @@
 """The commands of `rlprof`, one thin file each: options, then one call into the room that does the work.
 
-A module `patch_ray.py` holds the command `patch-ray` under the name `command`; the help and docs/cli.md list
-it in its group.
+A module `patch_ray.py` holds the command `patch-ray` under the name `command`. A command is one that GROUPS
+names: the help and docs/cli.md list it in its group.
 """
 
 # The first of the first three groups are what most people need: a job, a look at it, its answer.

@@ -32,6 +32,7 @@ def plan_json(request: ProfileRequest, plan: Plan) -> dict[str, Any]:
                 "windows": [[w.start, w.stop] for w in row.windows],
                 "each": row.each,
                 **{name: (row.part.to_dict() if row.part else {}).get(name) for name in READERS},
+                "when": row.when.to_dict() if row.when else None,
                 "reports": row.reports,
                 "formula": row.formula,
                 "size_bytes": row.size_bytes,
@@ -48,6 +49,7 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
     if plan.rows:
         _table([_cells(row) for row in plan.rows])
         total = "unknown" if plan.reports is None else str(plan.reports)
+        total += ", and what `when` opens" if any(row.when for row in plan.rows) else ""
         size = "unknown" if plan.size_bytes is None else f"about {in_words(plan.size_bytes)}"
         click.echo(f"\nreports: {total}    disk: {size} ({size_rule()})")
         name = "<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*"
@@ -68,6 +70,8 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
     )
     if row.part is not None:
         shown += f" at {row.part}"
+    if row.when is not None:
+        shown = f"when {row.when}"
     reports = row.formula if row.reports is None else str(row.reports)
     size = "?" if row.size_bytes is None else in_words(row.size_bytes)
     return (str(row.index + 1), row.backend, row.worker, ranks, shown, row.each, reports, size)

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.run_json import shown_request
 from rlprof_ops.submit.sbatch_line import Submission, SubmitRequest, prepare
 from rlprof_ops.submit.send import send
 
@@ -28,9 +29,11 @@ class Wishes:
 def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
     """Check, print the plan, submit, and with `--wait` end with the job's exit code."""
     from rlprof_ops.backends import Where
-    from rlprof_ops.request.check import check_request
+    from rlprof_ops.job.knobs import filled
+    from rlprof_ops.request.check import check_request, refuse_unheard
 
     submission = prepare(asked, os.environ, cwd)
+    refuse_unheard(submission.request, filled({**os.environ, **submission.env}))
     remarks = check_request(submission.request, Where(trainer=asked.framework or ""))
     for note in (*submission.notes, *remarks):
         click.echo(f"note: {note}", err=True)
@@ -50,7 +53,7 @@ def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
                     "job": job,
                     "run_dir": str(folder),
                     "argv": submission.shown_argv(),
-                    "request": submission.request.to_dict(),
+                    "request": shown_request(submission.request),
                 }
             )
         )
@@ -92,7 +95,7 @@ def _show(submission: Submission, as_json: bool) -> None:
         shown = {
             "argv": submission.shown_argv(),
             "env": submission.shown_env(),
-            "request": submission.request.to_dict(),
+            "request": shown_request(submission.request),
         }
         click.echo(json.dumps(shown, indent=1))
     else:

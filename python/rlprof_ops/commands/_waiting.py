@@ -41,13 +41,13 @@ def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float
     if not view.over:
         say(f"job {job}: {view.line()}")
         return EXIT_FAILED
-    return view.exit_code or (EXIT_INCOMPLETE if view.complete is False else 0)
+    return view.exit_code or (EXIT_INCOMPLETE if view.lacks_reports else 0)
 
 
 def show_end(run: Path | None) -> bool | None:
     """The manifest's table, or why there is none. Gives whether it is complete; None without a manifest."""
     from rlprof_ops.collect.harvest.manifest import Manifest
-    from rlprof_ops.collect.harvest.manifest_table import render
+    from rlprof_ops.collect.harvest.manifest_table import printable_lines, render
 
     if run is None:
         click.echo("the job left no run folder")
@@ -58,7 +58,7 @@ def show_end(run: Path | None) -> bool | None:
     try:
         manifest = Manifest.load(run)
     except RlprofError as error:
-        click.echo(str(error))
+        click.echo(printable_lines(str(error)))
         return None
     click.echo(render(manifest))
     click.echo(f"manifest: {run / 'manifest.json'}")

@@ -65,6 +65,7 @@ def command(
 
     Example: rlprof capture 4711 --workers '*policy*' --ranks 0 --steps next:2
     """
+    from rlprof_ops.collect.harvest.manifest_table import printable
     from rlprof_ops.commands._progress import bar
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.capture_request import capture, parse_next
@@ -80,9 +81,8 @@ def command(
     with bar(sys.stderr, "reports") as progress:
         answers = capture(run, patterns, wanted, backend, steps, seconds, chosen, timeout_s, progress)
     for answer in answers:
-        click.echo(
-            f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}"
-        )
+        said = f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}"
+        click.echo(printable(said))
     if any(answer.path is None for answer in answers):
         sys.exit(EXIT_INCOMPLETE)
 

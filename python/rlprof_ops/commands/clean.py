@@ -21,24 +21,36 @@ import click
 @click.option(
     "--caches", is_flag=True, help="Only the columns that reports were read into; made anew when needed."
 )
+@click.option(
+    "--uncopied", is_flag=True, help="Also folders on this node whose reports were not copied home."
+)
 @click.option("--dry-run", is_flag=True, help="Only list.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def command(folders: tuple[Path, ...], older_than: str, caches: bool, dry_run: bool, yes: bool) -> None:
+def command(
+    folders: tuple[Path, ...], older_than: str, caches: bool, uncopied: bool, dry_run: bool, yes: bool
+) -> None:
     """List run folders of yours that nobody wrote to for 30 days, ask, and remove them; also what killed jobs
     left on this machine.
 
     Looks in BASE_LOG_DIR, here, beside the jobs that are remembered, and in FOLDERS. Jobs that wait or run
-    are left alone, and so is what belongs to others.
+    are left alone, and so is what belongs to others. It is said what is left alone because nobody here knows
+    whether its job runs, or because it holds the only copy of reports.
 
     Example: rlprof clean --older-than 30d --dry-run
     """
+    from rlprof_ops.collect.harvest.manifest_table import printable
     from rlprof_ops.errors import EXIT_FAILED, UsageError
-    from rlprof_ops.operate.leftovers import find_old, parse_age, remove
+    from rlprof_ops.operate.clean.leftovers import find_old, parse_age, remove
     from rlprof_ops.words import duration, size
 
-    found = find_old(parse_age(older_than), folders, os.environ, caches_only=caches)
+    everything = find_old(parse_age(older_than), folders, os.environ, caches, uncopied)
+    found = [old for old in everything if not old.stays]
     for old in found:
-        click.echo(f"{duration(old.used_s * 1e9):>8}  {size(old.size_bytes):>9}  {old.kind:<11}  {old.path}")
+        spent, held = duration(old.used_s * 1e9), size(old.size_bytes)
+        click.echo(printable(f"{spent:>8}  {held:>9}  {old.kind:<15}  {old.path}"))
+    for old in everything:
+        if old.stays:
+            click.echo(printable(f"left alone: {old.path}: {old.stays}"), err=True)
     if not found:
         click.echo(f"nothing of yours is older than {older_than}")
         return
@@ -51,7 +63,7 @@ def command(folders: tuple[Path, ...], older_than: str, caches: bool, dry_run: b
         click.confirm("Remove them for ever?", abort=True)
     failed = [(old, why) for old, why in remove(found) if why]
     for old, why in failed:
-        click.echo(f"{old.path}: {why}", err=True)
+        click.echo(printable(f"{old.path}: {why}"), err=True)
     click.echo(f"{len(found) - len(failed)} removed")
     if failed:
         sys.exit(EXIT_FAILED)

@@ -47,7 +47,7 @@ from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_UNJUDGED, Usage
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
-    help="How many files are read at once where a run has no report.json yet.",
+    help="How many files are read at once where a run has no report.json that is still right.",
 )
 def command(
     before: str,
@@ -64,18 +64,26 @@ def command(
     are alike (at most 2 of 100 equal pairs of runs differ in anything). Says how sure it is, and how many
     more steps would tell. Ends with 4 when a rule could not be judged, and none is broken.
 
+    A run folder's report.json is read where it is still right: not while the job goes on, nor after run.json
+    or manifest.json, or a report in a folder without them, has changed. One that is named itself is taken as
+    it is.
+
     Example: rlprof diff logs/4711-logs logs/4802-logs --fail-if 'step>5%'
     """
+    from rlprof_ops.analyze.answer_file import is_answer
     from rlprof_ops.analyze.output.diff_text import show
     from rlprof_ops.analyze.output.diff_workers import matched
     from rlprof_ops.analyze.output.run_diff import compare, parse_rule, unjudged, violations
     from rlprof_ops.analyze.reporting import load_answer, was_read
+    from rlprof_ops.collect.harvest.manifest_table import printable
     from rlprof_ops.job import own_files
     from rlprof_ops.job.run_folder import folder_of
 
     if page is not None:
         own_files.check_ours(page)
-    one, two = load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs)
+    one, two = (
+        load_answer(file if is_answer(file := Path(run)) else folder_of(run), jobs) for run in (before, after)
+    )
     for run, answer in ((before, one), (after, two)):
         if not was_read(answer):
             click.echo(
@@ -104,7 +112,7 @@ def command(
     else:
         show(difference, before, after)
     for text in open_rules:
-        click.echo(f"not judged {text}", err=True)
+        click.echo(printable(f"not judged {text}"), err=True)
     for text in broken:
-        click.echo(f"failed {text}", err=True)
+        click.echo(printable(f"failed {text}"), err=True)
     sys.exit(EXIT_FAILED if broken else EXIT_UNJUDGED if open_rules else 0)

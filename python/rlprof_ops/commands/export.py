@@ -80,8 +80,9 @@ def command(
     Example: rlprof export 4711 --tensorboard runs/4711 --follow
     """
     import contextlib
+    import sys
 
-    from rlprof_ops.errors import RlprofError, UsageError
+    from rlprof_ops.errors import EXIT_FAILED, RlprofError, UsageError
     from rlprof_ops.extras import need
     from rlprof_ops.job.run_folder import job_of, run_folder
     from rlprof_ops.operate.export import endpoint
@@ -89,7 +90,9 @@ def command(
     from rlprof_ops.operate.export.otlp import OtlpSpans
     from rlprof_ops.operate.export.tensorboard import TensorBoardScalars
     from rlprof_ops.operate.recorded import ended
+    from rlprof_ops.redact import redact_text
     from rlprof_ops.runtime.request_log import FOLDER as REQUESTS
+    from rlprof_ops.words import counted
 
     if (openmetrics, openmetrics_port, tensorboard, otlp, parquet) == (None,) * 5:
         raise UsageError(
@@ -139,3 +142,6 @@ def command(
         written = write_tables(run, parquet)
         said = ", ".join(f"{count} {name}" for name, count in written.items())
         click.echo(f"{said} written to {parquet}", err=True)
+    if otlp is not None and spans.lost:
+        click.echo(f"{counted(spans.lost, 'span')} not taken by {redact_text(otlp)}", err=True)
+        sys.exit(EXIT_FAILED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 
 import click
 
@@ -22,6 +24,14 @@ from rlprof_ops.errors import EXIT_INCOMPLETE
     metavar="SECONDS",
     help="Time for looking inside reports with nsys; 0 checks only that each is whole.",
 )
+@click.option(
+    "--until",
+    "until_s",
+    type=float,
+    metavar="TIME",
+    help="When whoever runs this ends it, in seconds since 1970: the manifest is written before, and says"
+    " what there was no time for.",
+)
 @click.option("--watch", is_flag=True, help="Repeat while the job runs: print what has changed.")
 @click.option(
     "--every", "every_s", default=30.0, show_default=True, metavar="SECONDS", help="How often --watch looks."
@@ -36,6 +46,7 @@ def command(
     as_json: bool,
     no_recover: bool,
     content_budget_s: float,
+    until_s: float | None,
     watch: bool,
     every_s: float,
     archive: bool,
@@ -46,7 +57,7 @@ def command(
 
     Example: rlprof harvest 4711
     """
-    from rlprof_ops.collect.harvest.manifest_table import render
+    from rlprof_ops.collect.harvest.manifest_table import printable, render
     from rlprof_ops.collect.harvest.node_archives import archive_nodes
     from rlprof_ops.collect.harvest.run_harvest import harvest
     from rlprof_ops.collect.harvest.watch import watch_job
@@ -59,7 +70,11 @@ def command(
         watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
     with bar(sys.stderr, "reports") as progress:
         manifest = harvest(
-            folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s
+            folder,
+            recover=not no_recover,
+            progress=progress,
+            content_budget_s=content_budget_s,
+            within_s=math.inf if until_s is None else until_s - time.time(),
         )
     if as_json:
         click.echo(manifest.to_json(), nl=False)
@@ -68,6 +83,6 @@ def command(
         click.echo(f"manifest: {folder / 'manifest.json'}")
     if archive:
         for path, size_bytes in archive_nodes(folder, manifest):
-            click.echo(f"archive: {folder / path} ({size(size_bytes)})", err=as_json)
+            click.echo(f"archive: {folder / printable(path)} ({size(size_bytes)})", err=as_json)
     if not manifest.complete:
         sys.exit(EXIT_INCOMPLETE)

@@ -27,6 +27,7 @@ def command(job: str, follow: bool, node: str | None, job_output: bool, lines: i
 
     Example: rlprof logs -f 4711
     """
+    from rlprof_ops.collect.harvest.manifest_table import printable
     from rlprof_ops.errors import UsageError
     from rlprof_ops.operate import job_logs
 
@@ -38,7 +39,7 @@ def command(job: str, follow: bool, node: str | None, job_output: bool, lines: i
             job_logs.follow(source, _put, lines)
             return
         path = source.file()
-        click.echo(f"==> {path} <==", err=True)
+        click.echo(printable(f"==> {path} <=="), err=True)
         job_logs.copy(path, _put, lines)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -24,7 +24,7 @@ def command(folder: Path | None, all_jobs: bool, as_json: bool) -> None:
 
     Example: rlprof ps logs/
     """
-    from rlprof_ops.collect.harvest.manifest_table import grid
+    from rlprof_ops.collect.harvest.manifest_table import grid, printable
     from rlprof_ops.operate import job_list, run_list
     from rlprof_ops.words import counted
 
@@ -43,7 +43,7 @@ def command(folder: Path | None, all_jobs: bool, as_json: bool) -> None:
     else:
         click.echo("\n".join(grid(columns, rows, right=_NUMBERS)) if rows else none)
     if denied:
-        names = ", ".join(map(str, denied))
+        names = printable(", ".join(map(str, denied)))
         click.echo(
             f"left out, since they may not be read, {counted(len(denied), 'folder')}: {names}", err=True
         )

@@ -109,14 +109,15 @@ def command(
     and report.json, never over a file that rlprof did not write.
 
     --serve prints the ssh line for another machine; only who has the printed address gets in. A report that
-    is there is served as it is. Ctrl-C ends it.
+    is there is served as it is, and made anew where the job goes on, has ended since, or was harvested since.
+    Ctrl-C ends it.
 
     Example: rlprof report 4711 --open
     """
     # Nothing here multiplies matrices, and numpy would start a thread a CPU for it in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rlprof_ops.analyze.model_size.utilisation import told
-    from rlprof_ops.analyze.reporting import report, reports_on, was_read
+    from rlprof_ops.analyze.reporting import is_kept, report, was_read
     from rlprof_ops.job import own_files
     from rlprof_ops.job.run_folder import folder_of
 
@@ -124,7 +125,7 @@ def command(
     folder = folder_of(run)
     there = False
     if serve and form == "text" and model is None:
-        there = reports_on(own_files.output_folder(folder, output), folder)
+        there = is_kept(own_files.output_folder(folder, output), folder)
     if not there:
         answer = report(
             folder,

@@ -40,6 +40,7 @@ def command(
     Example: rlprof retry 4711 --time=2:00:00 --wait
     """
     from rlprof_ops.collect.harvest.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest_table import printable_lines
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
     from rlprof_ops.job.run_folder import find
@@ -69,14 +70,14 @@ def command(
         return
     asked, notes = resubmit.asked_again(known.run, os.environ)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {printable_lines(note)}", err=True)
     knobs, from_shell = sbatch_line.parse_settings(settings, os.environ)
     words = words_of(ctx)
     asked = replace(
         asked,
         sbatch=(*asked.sbatch, *words.sbatch),
         knobs={**asked.knobs, **knobs},
-        request=request,
+        request=resubmit.with_secrets(request, os.environ),
         retry_of=known.id,
         from_shell=(asked.from_shell - set(knobs)) | from_shell,
         overrides={},

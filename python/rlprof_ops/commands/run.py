@@ -44,12 +44,18 @@ def command(path: str | None, folder: Path, program: tuple[str, ...], overrides:
     from rlprof_ops.commands.demo import incomplete
     from rlprof_ops.demo.local_job import run_local
     from rlprof_ops.extras import need
+    from rlprof_ops.job.knobs import filled
+    from rlprof_ops.job.supervisor_env import names_python
     from rlprof_ops.request import load_request
+    from rlprof_ops.request.check import refuse_unheard
     from rlprof_ops.request.environ import REQUEST_VARIABLES
     from rlprof_ops.submit.sbatch_line import command_line
 
-    need("ray")
+    knobs = filled(os.environ)
+    if not names_python(knobs):
+        need("ray")
     request = load_request(path, os.environ, overrides).in_folder(os.getcwd())
+    refuse_unheard(request, knobs)
     for note in request.notes:
         click.echo(f"rlprof: {note}", err=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,11 +25,12 @@ def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
 
     Example: rlprof stacks 4711 --workers '*policy*'
     """
+    from rlprof_ops.collect.harvest.manifest_table import printable, printable_lines
     from rlprof_ops.commands.capture import ranks_of, split
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.capture_request import stacks
 
     patterns, wanted = split(workers), ranks_of(ranks)
     for worker, text in stacks(run_folder(job), patterns, wanted, timeout_s):
-        click.echo(click.style(f"== {worker.name} on {worker.node}, pid {worker.pid}", bold=True))
-        click.echo(text.rstrip() + "\n")
+        click.echo(click.style(printable(f"== {worker.name} on {worker.node}, pid {worker.pid}"), bold=True))
+        click.echo(printable_lines(text.rstrip()) + "\n")

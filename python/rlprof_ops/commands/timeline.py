@@ -40,6 +40,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     from rlprof_ops.analyze.output.text import counted, duration, size
     from rlprof_ops.analyze.reporting import render_again
     from rlprof_ops.analyze.timeline.make import make
+    from rlprof_ops.collect.harvest.manifest_table import printable
     from rlprof_ops.job.own_files import output_folder
     from rlprof_ops.job.run_folder import folder_of
 
@@ -49,7 +50,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     for path in made.files:
         click.echo(f"{path}  {size(path.stat().st_size)}")
     for name, reason in made.left_out:
-        click.echo(f"left out: {name}: {reason}", err=True)
+        click.echo(printable(f"left out: {name}: {reason}"), err=True)
     residual = "unknown between hosts" if made.residual_ns is None else duration(made.residual_ns)
     click.echo(
         f"{counted(made.ranks, 'rank')}, clocks aligned with a residual that is {residual}. Open the files in"

@@ -52,6 +52,7 @@ def command(
 
     text = os.environ.get(env_names.REQUEST_JSON)
     request = request_from_json(text) if text and not path else load_request(path, os.environ)
+    request = request.in_folder(os.getcwd()) if request.output_dir else request  # CMD may go to another one
     for note in request.notes:
         click.echo(f"rlprof: {note}", err=True)
     launcher = launcher_of(program)

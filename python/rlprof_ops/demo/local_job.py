@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +14,12 @@ from pathlib import Path
 from rlprof_ops.host.ports import free_pair
 from rlprof_ops.job import attempt
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.job.knobs import import_path
-from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
+from rlprof_ops.job.knobs import WITHOUT_BATCH_SCRIPT, filled
+from rlprof_ops.job.supervisor_env import HeadAddress, node_command, python_environment, supervisor_env
+from rlprof_ops.supervisor.task_process import TaskProcess, handed_on
 
 _LOOPBACK = "127.0.0.1"
+_ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -30,42 +32,34 @@ class LocalRun:
 
 def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], None]) -> LocalRun:
     """Run one job here: `settings` are knobs (COMMAND and so on), `on_line` gets each line of the driver's
-    output.
+    output. What the files of site and trainer say is added. Raises UsageError for one that cannot be read.
 
-    The run folder is `<base>/local-<pid>-logs`. An interrupt drains the job, as scancel does on a cluster.
+    The run folder is `<base>/local-<pid>-logs`. SIGTERM, an interrupt and the end of the terminal drain the
+    job, as scancel does on a cluster; so does this process's own death, whatever killed it.
     """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    env = filled({**env, **settings, **WITHOUT_BATCH_SCRIPT})
     job = f"local-{os.getpid()}-{int(time.time()) % 100000}"
     run = RunFolder(base.resolve() / attempt.folder_name(job))
     run.create()
     run.write_token()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    env |= settings
     node = os.uname().nodename
     address = HeadAddress(_LOOPBACK, *free_pair(os.getpid()))
     env |= supervisor_env(job, run, node, [node], address)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlprof_ops.supervisor"], env=env, stdin=subprocess.DEVNULL
-    )
+    process = TaskProcess(node_command(), python_environment(env, on_path=False))
     follower = threading.Thread(target=_follow, args=(run.logs / "driver.log", process, on_line))
-    follower.start()
-    code = _wait(process)
+    heard = (number for number in _ORDERS if signal.getsignal(number) is not signal.SIG_IGN)  # nohup
+    with handed_on(dict.fromkeys(heard, signal.SIGTERM), process.tell):
+        follower.start()
+        process.wait()
     follower.join(timeout=5)
-    return LocalRun(code, run)
+    return LocalRun(process.exit_code(), run)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the supervisor; the terminal's interrupt reaches it too, so it drains and ends by itself."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
-
-
-def _follow(log: Path, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
-    for line in _lines(log, lambda: process.poll() is None):
-        on_line(line)
+def _follow(log: Path, process: TaskProcess, on_line: Callable[[str], None]) -> None:
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        for line in _lines(log, lambda: not process.ended):
+            on_line(line)
 
 
 def _lines(log: Path, running: Callable[[], bool]) -> Iterator[str]:

@@ -19,6 +19,8 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.knobs import home, import_path
 from rlprof_ops.words import limit
 
+_MEETING = 0.75  # of the whole time, until when nodes wait for each other: the other checks come after it
+
 
 @dataclass(frozen=True)
 class NodeSelection:
@@ -57,6 +59,8 @@ class NodeSelection:
             "-m",
             "rlprof_ops.doctor.node_checks",
             f"--folder={folder}",
+            f"--seconds={_MEETING * self.seconds:g}",
+            f"--until={time.time() + _MEETING * self.seconds:.0f}",
             *(["--quick"] if quick else []),
         ]
         # Not srun's --export: it would drop the rest of the environment, or be lost in a container.

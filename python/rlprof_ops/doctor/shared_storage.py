@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,32 @@ _SKEW_WARN_S, _SKEW_FAIL_S = 0.1, 5.0
 _KEY = b"rlprof-doctor"
 
 
-def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> Iterator[CheckResult]:
-    """The part of one of `tasks` tasks; every wait ends after `seconds`."""
+@dataclass(frozen=True)
+class Start:
+    """A task that has begun, on `node` of the `nodes` of Slurm's list. `late`: it has seen that another one
+    waits no more.
+    """
+
+    node: str
+    nodes: str
+    late: bool
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Whose files the task of `node` did not see in its time, and that in words."""
+
+    node: str
+    ranks: list[int]
+    said: str
+
+
+def together(
+    folder: Path, rank: int, tasks: int, seconds: float, node: str, begun: Callable[[bool], None]
+) -> Generator[CheckResult, None, Unseen | None]:
+    """The part of one of `tasks` tasks; every wait ends after `seconds`. `begun` is told whether it is late.
+    Returns whom it waited for in vain; `judged` knows what that means.
+    """
     mine = folder / f"task{rank}"
     others = [number for number in range(tasks) if number != rank]
     for number in range(tasks):
@@ -45,34 +70,64 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
         try:
             _write(mine, text)
         except OSError as error:
+            begun(False)
             yield CheckResult(
                 "shared folder",
                 FAIL,
                 f"{folder} cannot be written from here: {error.strerror}",
                 "give --shared a folder on storage that all nodes mount",
             )
-            return
+            return None
+        late = _parted(folder)
+        begun(late)
+        if late:
+            yield _without_all(folder)
+            return None
         began = time.monotonic()
         missing = _until(lambda: [number for number in others if _read(folder, number) is None], seconds)
         if missing:
-            yield CheckResult(
-                "shared folder",
-                FAIL,
-                f"{folder}: after {limit(seconds)} the files of {len(missing)} of {len(others)} other nodes"
-                " are not seen",
-                "it is not shared between the nodes: set BASE_LOG_DIR to storage that is, and with a"
-                " container put it in MOUNTS",
-            )
-            return
+            _write(folder / f"gone{rank}", {})
+            said = f"after {limit(seconds)} the files of {len(missing)} of {len(others)} other nodes"
+            return Unseen(node, missing, f"{folder}: {said} are not seen")
         appeared = time.monotonic() - began
         yield from _rewritten(folder, rank, tasks, seconds, appeared, text)
         yield _clock(folder, rank)
         _write(folder / f"done{rank}", {})
         if server:  # answers until all have asked
-            _until(lambda: [number for number in others if not (folder / f"done{number}").exists()], seconds)
+            _all(folder, "done", tasks, seconds)
+        return None
     finally:
         if server:
             server[0].close()
+
+
+def judged(unseen: Unseen, starts: Mapping[int, Start], names: Callable[[str], Sequence[str]]) -> CheckResult:
+    """What it means that a task did not see others, by the tasks of the step that have begun. Those that were
+    there have other storage; of those that were late or never began nothing is known. `names`: the nodes of
+    Slurm's list.
+    """
+    there = [rank for rank in unseen.ranks if rank in starts and not starts[rank].late]
+    if there:
+        return CheckResult(
+            "shared folder",
+            FAIL,
+            unseen.said,
+            "it is not shared between the nodes: set BASE_LOG_DIR to storage that is, and with a"
+            " container put it in MOUNTS",
+            unseen.node,
+        )
+    late = [starts[rank].node for rank in unseen.ranks if rank in starts]
+    absent = [rank for rank in unseen.ranks if rank not in starts]
+    begun = {start.node for start in starts.values()}
+    named = [node for node in names(next(iter(starts.values())).nodes) if node not in begun] if starts else []
+    late += named if len(named) == len(absent) else [f"the node of task {rank}" for rank in absent]
+    return CheckResult(
+        "shared folder",
+        WARN,
+        f"{unseen.said}: {', '.join(late)} did not start in time",
+        "whether it is shared is not known: give them longer (--wait), as for an image that is unpacked",
+        unseen.node,
+    )
 
 
 def _rewritten(
@@ -82,14 +137,13 @@ def _rewritten(
     again.
     """
     _write(folder / f"read{rank}", {})
+    if not _all(folder, "read", tasks, seconds):
+        yield _without_all(folder)
+        return
     if rank == 0:
-        _until(
-            lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds
-        )
         _write(folder / "task0", {**text, "version": 2})
         yield CheckResult("shared folder", OK, f"{folder} is written and read by all {tasks} nodes")
         return
-    _until(lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds)
     began = time.monotonic()
     stale = _until(lambda: [] if (_read(folder, 0) or {}).get("version") == 2 else [0], seconds)
     late = time.monotonic() - began
@@ -113,6 +167,28 @@ def _rewritten(
             if slow
             else ""
         ),
+    )
+
+
+def _all(folder: Path, what: str, tasks: int, seconds: float) -> bool:
+    """Wait until all tasks are so far; False where one waits no more for another."""
+    names = [folder / f"{what}{number}" for number in range(tasks)]
+    _until(
+        lambda: [] if _parted(folder) else [n for n, name in enumerate(names) if not name.exists()], seconds
+    )
+    return not _parted(folder)
+
+
+def _parted(folder: Path) -> bool:
+    return any(folder.glob("gone*"))
+
+
+def _without_all(folder: Path) -> CheckResult:
+    return CheckResult(
+        "shared folder",
+        WARN,
+        f"{folder}: others' files are seen; how late changes are was not measured: one node waits no more",
+        "give all nodes time to start (--wait)",
     )
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,22 @@ async def in_background(work: Callable[..., _Result], *args: Any, seconds: float
         return await asyncio.wait_for(future, seconds)
     except asyncio.TimeoutError:
         raise TimeoutError(f"not done within {limit(seconds)}") from None
+
+
+def in_time(work: Callable[..., _Result], *args: Any, seconds: float) -> _Result:
+    """The same for who has no event loop. Raises what `work` raises, TimeoutError after `seconds`."""
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=getattr(work, "__name__", "work"), daemon=True).start()
+    if not wait([future], seconds).done:
+        raise TimeoutError(f"not done within {limit(seconds)}")
+    return future.result()
 
 
 class BackgroundWriter:

@@ -6,11 +6,13 @@ import sys
 
 
 def log(message: str) -> None:
-    """One line on stderr, where Ray and Slurm collect it; never raises (stderr may be closed at exit)."""
+    """One line on stderr, where Ray and Slurm collect it; never raises: stderr may be closed at exit, and
+    a signal may come while it is written to.
+    """
     try:
         sys.stderr.write(f"[rlprof] {message}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RuntimeError):
         pass
 
 

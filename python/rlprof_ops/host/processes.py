@@ -69,6 +69,15 @@ def started_with(entry: str) -> list[Process]:
     ]
 
 
+def jobs_here() -> set[str]:
+    """The jobs of which a process of this user runs on this machine, by its start environment; that of the
+    caller and its parents does not count.
+    """
+    spare = _ancestors()
+    told = (entry for each in _mine() if each.pid not in spare for entry in _environment(each.pid))
+    return {os.fsdecode(entry.removeprefix(_JOB)) for entry in told if entry.startswith(_JOB)}
+
+
 def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
     told = {entry for entry in _environment(pid) if entry.startswith((_JOB, _NODE_DIR))}
     return told <= wanted and (

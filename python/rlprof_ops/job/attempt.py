@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-NAME = re.compile(r"(?P<job>\d+(?:_\d+)?|local-[\d-]+)(?:\.r(?P<number>\d+))?")
+LOCAL = "local-"  # so begins the id of a run without Slurm
+NAME = re.compile(rf"(?P<job>\d+(?:_\d+)?|{LOCAL}[\d-]+)(?:\.r(?P<number>\d+))?")
 _LOGS = "-logs"
 
 
@@ -34,6 +35,12 @@ def of_folder(folder: Path) -> str | None:
     """The attempt that a run folder's name tells; None for another name."""
     attempt = folder.name.removesuffix(_LOGS)
     return attempt if folder.name.endswith(_LOGS) and NAME.fullmatch(attempt) else None
+
+
+def first(folder: Path) -> Path:
+    """The run folder of its job's first attempt, beside `folder`; itself under a name that tells none."""
+    attempt = of_folder(folder)
+    return folder.with_name(folder_name(job_of(attempt))) if attempt else folder
 
 
 def newest(base: Path, job: str) -> Path | None:

@@ -57,6 +57,11 @@ class RunFolder:
         return self.secrets / "attach.env"
 
     @property
+    def request(self) -> Path:
+        """What a `RayJob` is asked, with the secrets in it."""
+        return self.secrets / "request.json"
+
+    @property
     def token(self) -> Path:
         return self.secrets / "ray_token"
 
@@ -230,6 +235,14 @@ def node_folder(root: Path, job: str, mark: str) -> NodeFolder:
 def job_mark(env: Mapping[str, str]) -> str:
     """What tells this job from another of its number: its run folder and when it began."""
     return f"{env[env_names.RUN_DIR]}\n{env.get(env_names.BEGAN, '')}\n"
+
+
+def run_dir_of(node_dir: Path) -> Path | None:
+    """The run folder of the job that made a node folder; None where its mark cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        run_dir = (node_dir / MARKS[0]).read_text(encoding="utf-8").partition("\n")[0]
+        return Path(run_dir) if run_dir else None
+    return None
 
 
 def pinned_run(run_dir: str | os.PathLike[str], node_dir: str | os.PathLike[str]) -> PinnedDir:

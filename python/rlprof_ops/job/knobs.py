@@ -14,6 +14,19 @@ from rlprof_ops import env_names
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
+# What the batch script alone can keep: its srun line, and the containers into which that leads.
+OF_BATCH_SCRIPT = (
+    "RLPROF_CONTAINER_RUNTIME",
+    "CONTAINER",
+    "MOUNTS",
+    "RLPROF_CONTAINER_WRITABLE",
+    "RLPROF_APPTAINER_ARGS",
+    "RLPROF_SRUN_ARGS",
+    "RLPROF_SBATCH_ARGS",
+    "UV_CACHE_DIR_OVERRIDE",
+)
+WITHOUT_BATCH_SCRIPT = {"RLPROF_CONTAINER_RUNTIME": "none"}
+
 _DESCRIPTION = re.compile(r"#: (?P<kind>[^|]*(?:\|[^| ][^|]*)*?) \| (?P<meaning>.*)")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
 
@@ -128,23 +141,40 @@ def read_knobs(path: Path | None = None) -> dict[str, Knob]:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """NAME=value lines, taken literally: nothing in such a file is run or expanded."""
-    found = (
-        _ASSIGNMENT.fullmatch(line)
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if not line.startswith("#")
-    )
-    return {match["name"]: match["value"] for match in found if match}
+    """NAME=value lines, taken literally: nothing in such a file is run or expanded. The first line of a name
+    counts, as for scripts/lib/knobs.sh.
+    """
+    found: dict[str, str] = {}
+    for line in _lines(path):
+        if match := _ASSIGNMENT.fullmatch(line):
+            found.setdefault(match["name"], match["value"])
+    return found
 
 
 def ignored_lines(path: Path) -> list[tuple[int, str]]:
     """Lines, with their numbers, that are neither NAME=value nor a comment nor empty: `export FOO=1`."""
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
     return [
         (number, line)
-        for number, line in lines
+        for number, line in enumerate(_lines(path), start=1)
         if line.strip() and not line.lstrip().startswith("#") and not _ASSIGNMENT.fullmatch(line)
     ]
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines as bash reads them: only a newline ends one, and a carriage return before it is no part of it."""
+    return [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
+
+
+def filled(env: Mapping[str, str]) -> dict[str, str]:
+    """`env`, and every line of the site's and the trainer's file and every default whose name it has not: the
+    variables of a job, as `knobs::load` of scripts/lib/knobs.sh exports them.
+
+    Raises UsageError for a file that was named and cannot be read.
+    """
+    site = env.get("RLPROF_SITE_ENV")
+    if site and not os.access(site, os.R_OK):
+        raise UsageError(f"RLPROF_SITE_ENV={site}: cannot be read.")
+    return _merged(env)
 
 
 @dataclass(frozen=True)
@@ -156,10 +186,8 @@ class Settings:
     @classmethod
     def load(cls, env: Mapping[str, str]) -> Settings:
         """Merge `env` over site, trainer and defaults; all bad values are named in one UsageError."""
-        knobs = read_knobs()
-        values = {name: knob.default for name, knob in knobs.items()}
-        for layer in _layers(env):
-            values.update({name: value for name, value in layer.items() if name in knobs})
+        knobs, merged = read_knobs(), _merged(env)
+        values = {name: merged[name] for name in knobs}
         problems = [text for name, knob in knobs.items() if (text := knob.problem(values[name]))]
         problems += _combination_problems(values)
         if problems:
@@ -179,28 +207,27 @@ class Settings:
         return Path(self.values[name]).expanduser() if self.values[name] else None
 
 
-def _layers(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def _merged(env: Mapping[str, str]) -> dict[str, str]:
+    """The defaults, under the trainer's file, under the site's, under `env`."""
     folder = home() / "env"
-    trainer = env.get("RLPROF_TRAINER", "")
+    values = {name: knob.default for name, knob in read_knobs().items()}
     site = Path(env.get("RLPROF_SITE_ENV") or folder / "site.env")
-    site_values = read_env_file(site) if site.is_file() else {}
-    trainer = trainer or site_values.get("RLPROF_TRAINER", "")
-    if trainer:
+    chosen = {**(read_env_file(site) if site.is_file() else {}), **env}
+    if trainer := chosen.get("RLPROF_TRAINER"):
         trainer_file = folder / f"trainer_{trainer}.env"
         if "/" in trainer or not trainer_file.is_file():
             known = sorted(file.stem.removeprefix("trainer_") for file in folder.glob("trainer_*.env"))
             hint = did_you_mean(trainer, known)
             raise UsageError(f"RLPROF_TRAINER={trainer!r}: expected one of {', '.join(known)}.{hint}")
-        yield read_env_file(trainer_file)
-    yield site_values
-    yield env
+        values |= read_env_file(trainer_file)
+    return values | chosen
 
 
 def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
     for name in ("GPUS_PER_NODE", "CPUS_PER_WORKER", "RLPROF_OBJECT_STORE_BYTES"):
         if values[name] and not values[name].isdigit():
             yield f"{name}={values[name]!r}: expected a whole number, or nothing."
-    for name in ("RLPROF_SRUN_ARGS", "RLPROF_APPTAINER_ARGS"):
+    for name in ("RLPROF_SRUN_ARGS", "RLPROF_APPTAINER_ARGS", "RLPROF_HARVEST_ARGS"):
         try:
             shlex.split(values[name])
         except ValueError as error:
@@ -215,8 +242,13 @@ def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
                 f"RLPROF_RAY_RESOURCES={values['RLPROF_RAY_RESOURCES']!r}: expected a JSON object such as"
                 ' {"fast_disk": 1}.'
             )
-    if (values["MIN_WORKER_PORT"] == "0") != (values["MAX_WORKER_PORT"] == "0"):
+    lowest, highest = values["MIN_WORKER_PORT"], values["MAX_WORKER_PORT"]
+    if (lowest == "0") != (highest == "0"):
         yield "MIN_WORKER_PORT and MAX_WORKER_PORT: set both or neither."
+    elif lowest.isdigit() and highest.isdigit() and int(lowest) > int(highest):
+        yield f"MIN_WORKER_PORT={lowest!r}: expected no more than MAX_WORKER_PORT={highest!r}."
+    if not os.path.isabs(values["RLPROF_NODE_ROOT"]):
+        yield f"RLPROF_NODE_ROOT={values['RLPROF_NODE_ROOT']!r}: expected an absolute path."
     if values["RLPROF_CONTAINER_RUNTIME"] in ("pyxis", "apptainer") and not values["CONTAINER"]:
         yield f"RLPROF_CONTAINER_RUNTIME={values['RLPROF_CONTAINER_RUNTIME']!r} needs an image in CONTAINER."
 

@@ -34,7 +34,8 @@ class Job:
 
 
 def find(text: str, env: Mapping[str, str] | None = None) -> Job:
-    """The job that `text` names: a job id, its run folder, or a file in it.
+    """The job that `text` names: a job id, its run folder, or a file in it. What lies here under the name of
+    a job id and is no run folder is not meant.
 
     Slurm is asked first, since a job records its run folder there; then BASE_LOG_DIR of the environment and
     of the site's file, this folder, the jobs that are remembered, and where Slurm says that the job wrote.
@@ -45,7 +46,7 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
         RlprofError: the run folder may not be read.
     """
     env = os.environ if env is None else env
-    folder = _named_folder(text)
+    folder = None if _means_job(text) else _named_folder(text)
     if folder is not None:
         return _job_in(text, folder.resolve())
     if not attempt.NAME.fullmatch(text):
@@ -86,10 +87,13 @@ def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
 
 def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
     """What a command reads: a path that exists as it is, the run folder of a record or a log in it, else the
-    run folder of that job id.
+    run folder of that job id. A job id goes before a path of its name that is no run folder.
     """
     path = Path(text)
     if os.path.exists(text):
+        if _means_job(text):
+            with contextlib.suppress(UsageError):
+                return run_folder(text, env)
         readable(path)
         return path if path.is_dir() else run_of_record(path) or path
     return run_folder(text, env)
@@ -122,6 +126,11 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
+
+
+def _means_job(text: str) -> bool:
+    """Whether `text` is a job id, whatever lies here under that name: unless it is a run folder."""
+    return attempt.NAME.fullmatch(text) is not None and job_of(Path(text).resolve()) is None
 
 
 def _named_folder(text: str) -> Path | None:
@@ -204,7 +213,7 @@ def _keep(text: str, folder: Path, known: SlurmJob, env: Mapping[str, str]) -> N
     job = attempt.job_of(text)
     mine = known.uid == os.getuid()
     if mine and not any(kept.parent == folder.parent for kept in job_history.folders(job, env)):
-        first = folder.parent / attempt.folder_name(job)
         with contextlib.suppress(OSError):
             submitted_ns = folder.stat().st_mtime_ns
-            job_history.remember(job_history.Remembered(job, str(first), known.name, submitted_ns), env)
+            run = str(attempt.first(folder))
+            job_history.remember(job_history.Remembered(job, run, known.name, submitted_ns), env)

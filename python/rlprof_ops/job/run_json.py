@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from rlprof_ops.extras import installed_version
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.record_schema import DRAFT, row_schema
-from rlprof_ops.redact import redact_text
+from rlprof_ops.redact import MASK, holds_secret, redact_text
 from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
 
 SCHEMA = 1
+BY_TRAINER = "trainer"
 Instant = Annotated[int | None, {"minimum": 0, "description": "UTC nanoseconds"}]
 Moment = Annotated[int, {"minimum": 0, "description": "UTC nanoseconds"}]
 
@@ -56,11 +57,15 @@ class TakeoverRow(TypedDict):
     how: Annotated[str, {"description": "how the one before ended"}]
 
 
-class ProcessRow(TypedDict):
-    """One process of a run of `rlprof wrap`."""
-
+class _Wrapped(TypedDict):
     started_ns: Instant
     exit_code: int | None
+
+
+class ProcessRow(_Wrapped, total=False):
+    """One process of a run of `rlprof wrap`."""
+
+    reports: Annotated[list[str], {"description": "in the run folder: whose secrets it has taken out"}]
 
 
 class _Begun(TypedDict):
@@ -72,7 +77,10 @@ class _Begun(TypedDict):
     head: str
     framework: Annotated[str | None, {"description": "RLPROF_TRAINER"}]
     command: Annotated[str, {"description": "without secrets"}]
-    request: Annotated[dict[str, Any], {"description": "what to profile: `rlprof schema request`"}]
+    request: Annotated[
+        dict[str, Any],
+        {"description": "what to profile: `rlprof schema request`; secrets in `env` and `options` are ***"},
+    ]
     request_notes: Annotated[
         list[str], {"description": "what the request overrules, and what earlier attempts brought home"}
     ]
@@ -89,6 +97,9 @@ class RunRow(_Begun, total=False):
 
     ended_ns: Moment
     waiting: Annotated[str, {"description": "what the driver waits for and no node has; empty: nothing"}]
+    request_by: Annotated[
+        str, {"enum": [BY_TRAINER], "description": "its own configuration, told while the job ran"}
+    ]
     takeovers: list[TakeoverRow]
     processes: Annotated[dict[str, ProcessRow], {"description": "<host>:<pid> -> a process of `rlprof wrap`"}]
 
@@ -119,7 +130,7 @@ def beginning(
         "head": head,
         "framework": None,
         "command": redact_text(command),
-        "request": request.to_dict(),
+        "request": shown_request(request),
         "request_notes": list(notes),
         "world": {},
         "versions": _versions(),
@@ -128,6 +139,30 @@ def beginning(
         "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
         "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
     }
+
+
+def shown_request(request: ProfileRequest) -> dict[str, Any]:
+    """A request for files that others read, with *** for secrets in `env` and `options`. The job itself goes
+    by its own request, which has them.
+    """
+    data = request.to_dict()
+    for capture in data["captures"]:
+        env, options = capture.get("env", {}), capture.get("options", {})
+        options |= {name: redact_text(value) for name, value in options.items()}
+        env |= {
+            name: MASK if holds_secret(name, value) else redact_text(value) for name, value in env.items()
+        }
+    return data
+
+
+def masked_names(request: ProfileRequest) -> list[str]:
+    """The variables and options of a request from run.json whose values it does not have."""
+    return [
+        name
+        for spec in request.captures
+        for name, value in (*spec.env.items(), *spec.options.items())
+        if MASK in value
+    ]
 
 
 def driver_end(code: int) -> dict[str, Any]:

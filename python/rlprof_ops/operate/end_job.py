@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job import attempt
 from rlprof_ops.job.run_folder import Job
+from rlprof_ops.operate.job_status import look
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 from rlprof_ops.words import limit
@@ -25,9 +27,15 @@ def stop(
     """Drain, wait `timeout_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained",
     "killed".
 
-    Raises UsageError for a job that Slurm does not know, RlprofError when it does not end at all.
+    Raises UsageError for a job that Slurm does not know, and may run without it; RlprofError when it does not
+    end at all.
     """
     known = job.slurm
+    if known is None and job.id.startswith(attempt.LOCAL):
+        if not look(job).has_ended:
+            raise UsageError(f"job {job.id} is none of Slurm's: end it with Ctrl-C where it was started")
+        say(f"job {job.id} has ended already")
+        return "ended"
     if known is None:
         if not client.available():
             raise UsageError(f"job {job.id}: Slurm's commands are not on PATH; stop it from a login node")
@@ -39,7 +47,7 @@ def stop(
         client.cancel(known)
         say(f"job {job.id} was waiting in Slurm's queue and is cancelled")
         return "cancelled"
-    if client.signal_step(job.number, "TERM"):
+    if client.signal_step(known, "TERM"):
         say(
             f"job {job.id}: told to drain; windows are closed and reports come home, up to {limit(timeout_s)}"
         )

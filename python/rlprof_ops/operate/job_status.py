@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.harvest.expected import count_captures
 from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
-from rlprof_ops.collect.harvest.manifest_table import printable
+from rlprof_ops.collect.harvest.manifest_table import printable, printable_lines
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.job_state import CaptureCounts, JobState
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
@@ -30,7 +29,6 @@ _CAUSE_EXIT: dict[str, int] = {
 }
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")
 _LOG_TAIL_BYTES = 1 << 20
-_FRESH_S = 3 * job_state.HEARTBEAT_S
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,20 @@ class View:
         waits = f" waits in Slurm's queue ({self.reason or 'no reason given'})"
         return f"the harvest, job {self.harvest_job}," + (waits if self.reason else " runs")
 
+    @property
+    def lacks_reports(self) -> bool:
+        """Whether a planned report is missing: by the manifest, or by its workers where nobody harvested."""
+        if self.complete is None and self.over:
+            return (self.captures.planned or 0) > self.captures.done
+        return self.complete is False
+
     def exit_status(self) -> int:
         """For a command that reports on the job: 0 while it goes on or is whole, 1 failed, 3 a report is
         missing.
         """
         if not self.has_ended:
             return 0
-        if self.complete is False:
+        if self.lacks_reports:
             return EXIT_INCOMPLETE
         return EXIT_FAILED if self.exit_code else 0
 
@@ -158,17 +163,12 @@ def _observe(job: Job) -> tuple[Observed | None, JobState | None]:
         return None, None
     with contextlib.suppress(RlprofError, OSError), ContainedDir(job.run) as run:
         state = None if job.slurm is not None and job.slurm.ended else job_state.read(run)
-        if state is not None and (job.slurm is not None or _is_fresh(state)):
+        if state is not None and (job.slurm is not None or job_state.is_fresh(state)):
             said = observe(run, of_head=True)
             if said.running or job.slurm is not None:
                 return said, state
         return observe(run), None
     return None, None
-
-
-def _is_fresh(state: JobState) -> bool:
-    """Whether the head lives, where no Slurm tells it."""
-    return abs(time.time_ns() - state.written_ns) < _FRESH_S * 1e9
 
 
 def _told_by_head(observed: Observed, state: JobState) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _told_by_head(observed: Observed, state: JobState) -> dict[str, Any]:
 def _end_and_nodes(observed: Observed) -> dict[str, Any]:
     return {
         "cause": observed.cause,
-        "detail": "\n".join(printable(line) for line in observed.detail.splitlines()),
+        "detail": printable_lines(observed.detail),
         "waiting": printable(observed.waiting),
         "nodes": observed.nodes,
         "node_count": len(observed.nodes),

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.harvest.manifest_table import printable
+from rlprof_ops.collect.harvest.run_state import killed_here
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
+from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.run_folder import readable
 from rlprof_ops.operate.recorded import read_summary
 from rlprof_ops.words import duration
@@ -72,6 +75,9 @@ def _read(folder: Path) -> Run | None:
         cause=foreign.text(foreign.an_object(record.get("end")).get("cause")),
         exit_code=foreign.whole(foreign.an_object(record.get("driver")).get("exit_code")),
     )
+    with contextlib.suppress(OSError), ContainedDir(folder) as opened:
+        if run.cause == EndCause.RUNNING and killed_here(opened, run.job, foreign.text(record.get("head"))):
+            run = replace(run, cause=EndCause.NODE_LOST.value)
     with contextlib.suppress(RlprofError, PermissionError):
         told = read_summary(folder).data
         return replace(

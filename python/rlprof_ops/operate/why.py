@@ -14,7 +14,7 @@ from pathlib import Path
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.run_folder import Job
-from rlprof_ops.operate.first_failure import first_failure
+from rlprof_ops.operate.first_failure import first_failure, last_exception
 from rlprof_ops.operate.job_status import View
 from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
@@ -42,9 +42,10 @@ def _lines(job: Job, view: View) -> Iterator[str]:
     if not _began(job):
         yield from _of_batch(job)
         return
-    dumps = [*_of_dumps(job)]
-    yield from _of_hang(job.run, bool(dumps))
-    yield from dumps
+    dump, hung = _of_dumps(job)
+    yield from _of_hang(job.run, bool(dump) and hung)
+    if dump and hung:
+        yield dump
     yield from () if job.run is None else first_failure(job.run)
     if view.detail and view.cause != EndCause.HANG:  # which its lines above tell
         yield from _last(view.detail.splitlines(), _MOST_LINES)
@@ -58,6 +59,8 @@ def _lines(job: Job, view: View) -> Iterator[str]:
         yield from _of_log(job.run, "head.log")
     elif view.cause in ("", EndCause.RUNNING, EndCause.NODE_LOST):
         yield from _of_batch(job)
+    if dump and not hung:
+        yield f"when dumps were asked for: {dump}"
 
 
 def _began(job: Job) -> bool:
@@ -75,15 +78,18 @@ def _of_hang(run: Path | None, has_dumps: bool) -> Iterator[str]:
             yield f"the stacks of all workers at that time: {folders[-1]}"
 
 
-def _of_dumps(job: Job) -> Iterator[str]:
-    """Whom a collective waited for, by the dumps of torch's flight recorder that came home."""
+def _of_dumps(job: Job) -> tuple[str, bool]:
+    """Whom a collective waited for, by the dumps of torch's flight recorder that came home, and whether the
+    job hung: those that were asked for do not show that alone. "" where they tell nothing.
+    """
     from rlprof_ops.analyze.hang.hang_text import explain
-    from rlprof_ops.analyze.hang.hang_verdict import NOTHING
+    from rlprof_ops.analyze.hang.hang_verdict import NO_HANG
 
     lines, answer = ([], {}) if job.run is None else explain(job.run)
     verdicts = foreign.a_list(answer.get("verdicts"))
-    if lines and verdicts and verdicts[0]["kind"] != NOTHING:
-        yield f"{lines[0]} (rlprof hang {job.id})"
+    if lines and verdicts and verdicts[0]["kind"] not in NO_HANG:
+        return f"{lines[0]} (rlprof hang {job.id})", bool(verdicts[0]["hung"])
+    return "", False
 
 
 def _of_driver(job: Job) -> Iterator[str]:
@@ -98,7 +104,7 @@ def _of_driver(job: Job) -> Iterator[str]:
         yield f"the driver said nothing ({path} is empty)"
         return
     last = _last(lines, _MOST_LINES)
-    named = next((line for line in reversed(lines) if foreign.EXCEPTION.match(line)), "")
+    named = last_exception(lines)
     yield f"the driver's last words ({path}):"
     if named and named not in last:
         yield f"  {named}"

@@ -121,8 +121,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
 
 
 def _of_this_node(context: Any) -> None:
-    """The node's own name and folder: a driver that hands on its environment hands on its own node's."""
-    for name in (env_names.NODE, env_names.NODE_DIR):
+    """The node's own name, folder and token: a driver that hands on its variables hands on its own node's."""
+    for name in env_names.OF_ONE_NODE:
         if os.environ.get(name):
             context.env_vars[name] = os.environ[name]
 

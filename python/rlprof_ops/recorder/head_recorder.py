@@ -13,7 +13,7 @@ from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.host import foreign
-from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.host.background import BackgroundWriter, in_time
 from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
@@ -29,6 +29,7 @@ _LARGE = 1 << 18  # bytes of a summary that is written more rarely
 _LARGE_EVERY_S = 5.0
 _MOST_TOLD_BYTES = 4 << 20
 _OLD_NS = 10_000_000_000
+_STORAGE_S = 2.0  # for a look at the reports
 END_AFTER_S = 60.0  # a hang's stacks and dumps are home by then
 
 
@@ -52,6 +53,7 @@ class HeadRecorder:
         self._writer = BackgroundWriter(run)
         self._next = 0.0
         self._busy = False
+        self._used_bytes = 0
         self._on_hang = os.environ.get(env_names.ON_HANG) or "dump"
         self._hangs: dict[str, float] = {}  # key -> since when (monotonic)
         try:
@@ -110,7 +112,7 @@ class HeadRecorder:
                 here = self.view.ranks_on(finding.node, spec) if finding.node else ()
                 step = finding.step or self.view.step
                 at = replace(finding, step=step)
-                self._open(trigger.on_finding(at, self.view.ranks(spec), self._used(trigger), here), step)
+                self._open(trigger.on_finding(at, self.view.ranks(spec), self._used, here), step)
 
     def _end_of_hang(self, now_s: float) -> None:
         """Have the job end once a hang has stood for END_AFTER_S since it was found."""
@@ -125,7 +127,7 @@ class HeadRecorder:
         if fact.end_ns < self._judged_ns:
             return
         for trigger, spec in zip(self._triggers, self._specs, strict=True):
-            self._open(trigger.on_step(fact, self.view.ranks(spec), self._used(trigger)), fact.step)
+            self._open(trigger.on_step(fact, self.view.ranks(spec), self._used), fact.step)
 
     def _open(self, asked: CaptureRequest | None, step: int) -> None:
         if asked is not None:
@@ -133,15 +135,21 @@ class HeadRecorder:
             self._writer.append(self._folder / CAPTURES, json.dumps(row).encode() + b"\n")
             self._tell({"capture": asked.to_json()})
 
-    def _used(self, trigger: Trigger) -> int:
-        """Bytes of the reports that have come home, where the trigger has a budget of them."""
-        if not trigger.when.disk_bytes or not trigger.left:
-            return 0
-        return sum(
-            os.stat(os.path.join(folder, name)).st_size
-            for folder, _, names in os.walk(self._run_dir / "profiles")
-            for name in names
-        )
+    def _used(self) -> int:
+        """Bytes of the reports that have come home; what was seen last where the storage does not answer."""
+        with contextlib.suppress(TimeoutError):
+            self._used_bytes = in_time(_bytes_below, self._run_dir / "profiles", seconds=_STORAGE_S)
+        return self._used_bytes
+
+
+def _bytes_below(folder: Path) -> int:
+    """Of all files; those that a sync renames meanwhile may be left out."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(path, name)).st_size
+    return total
 
 
 def _findings_before(path: Path) -> list[Anomaly]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, TypedDict
@@ -35,6 +35,8 @@ _LEAST_STEPS = 5
 _FIRST_HANG_S = 1800.0  # while it is not known how long a step takes
 _LATE_STEPS = 2  # after so many further steps a rank that has told nothing is not waited for
 _AROUND_WINDOW_NS = 1_000_000_000
+_LOST_NS = 300_000_000_000  # a node that tells nothing for so long: of 4,096, each tells once a minute
+_MOST_OPEN_NS = 3_600_000_000_000  # of a window of whose process nothing is known
 _MOST_FINDINGS = 500
 _MOST_SLOW = 16
 _MOST_WINDOWS = 256
@@ -97,9 +99,18 @@ class _Role:
 
     detector: RankDetector
     ranks: dict[int, str] = field(default_factory=dict)  # rank -> node
-    untold: dict[int, dict[int, ToldStep]] = field(default_factory=dict)
-    judged: int = 0
+    untold: dict[tuple[int, int], dict[int, ToldStep]] = field(default_factory=dict)
+    judged: tuple[int, int] = (0, 0)
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+
+@dataclass
+class _OpenWindow:
+    """A window and its node. `seen`: its process was among those that the node tells of."""
+
+    mark: WindowMark
+    node: str
+    seen: bool
 
 
 class JobView:
@@ -124,19 +135,24 @@ class JobView:
         self._keys: set[str] = set()
         self._throttle: dict[tuple[str, int], ThrottleDetector] = {}
         self._memory: dict[tuple[str, str], MemoryDetector] = {}
-        self._open: dict[tuple[str, int, str, int], WindowMark] = {}
+        self._latest_ns = 0
+        self._heard_ns: dict[str, int] = {}  # node -> `_latest_ns` when it last told something: clocks differ
+        self._open: dict[tuple[str, int, str, int], _OpenWindow] = {}
         self._closed: deque[tuple[int, int]] = deque(maxlen=_MOST_CLOSED)
 
     # ---- news
 
     def take(self, news: News) -> list[Anomaly]:
         """What these news let find."""
+        before = self._names
         self._nodes[news.node] = news
         self._now[news.node] = news.now
+        self._latest_ns = self._heard_ns[news.node] = max(self._latest_ns, news.t_ns)
         found: list[Anomaly | None] = []
         for event in news.windows:
-            self._window(event)
-        for step in sorted(news.steps, key=lambda step: (step.step, step.rank)):
+            self._window(news.node, event, (news.node, event.pid) in before)
+        self._close_left(news.t_ns)
+        for step in sorted(news.steps, key=lambda step: (step.place, step.rank)):
             found += self._step(news.node, step)
         for told in news.arrivals:
             found += self._late.add(news.node, told)
@@ -274,14 +290,44 @@ class JobView:
         del self.findings[:-_MOST_FINDINGS]
         return True
 
-    def _window(self, event: WindowMark) -> None:
+    def _window(self, node: str, event: WindowMark, seen: bool) -> None:
         key = (event.worker, event.rank, event.backend, event.start)
         if event.event == "opened":
-            self._open[key] = event
+            self._open[key] = _OpenWindow(event, node, seen)
         else:
             begun = self._open.pop(key, None)
             if begun is not None:
-                self._closed.append((begun.t_ns, event.t_ns))
+                self._closed.append((begun.mark.t_ns, event.t_ns))
+
+    def _close_left(self, t_ns: int) -> None:
+        """Windows that nobody closes any more end: a process that was killed tells nothing of them."""
+        if not self._open:
+            return
+        names = self._names
+        workers = set(names.values())
+        for key, window in list(self._open.items()):
+            end_ns = self._left_ns(window, names.keys(), workers, t_ns)
+            if end_ns is not None:
+                del self._open[key]
+                self._closed.append((window.mark.t_ns, end_ns))
+
+    def _left_ns(
+        self,
+        window: _OpenWindow,
+        processes: Container[tuple[str, int]],
+        workers: Container[tuple[str, int]],
+        t_ns: int,
+    ) -> int | None:
+        """When a window ended with its process or node; None while it may still be open."""
+        mark, heard_ns = window.mark, self._heard_ns[window.node]
+        if self._latest_ns - heard_ns > _LOST_NS:
+            return heard_ns
+        if (window.node, mark.pid) in processes:
+            window.seen = True
+            return None
+        if window.seen or (mark.pid and (mark.worker, mark.rank) in workers):
+            return t_ns
+        return mark.t_ns + _MOST_OPEN_NS if t_ns - mark.t_ns > _MOST_OPEN_NS else None
 
     @property
     def _names(self) -> dict[tuple[str, int], tuple[str, int]]:
@@ -298,7 +344,7 @@ class JobView:
 
     def _is_exempt(self, begin: int, end: int) -> bool:
         """Whether a window was open in this time (Unix ns), or has just closed: it proves nothing."""
-        return any(window.t_ns <= end for window in self._open.values()) or any(
+        return any(window.mark.t_ns <= end for window in self._open.values()) or any(
             opened <= end and begin <= closed + _AROUND_WINDOW_NS for opened, closed in self._closed
         )
 
@@ -322,21 +368,22 @@ class JobView:
         role = self._roles.setdefault(step.worker, _Role(RankDetector(step.worker)))
         role.ranks[step.rank] = node
         role.latest.append(step.seconds)
-        if step.step > role.judged:
-            role.untold.setdefault(step.step, {})[step.rank] = step
+        if step.place > role.judged:
+            role.untold.setdefault(step.place, {})[step.rank] = step
             found += self._judge(role, exempt)
         return found
 
     def _judge(self, role: _Role, exempt: bool) -> list[Anomaly]:
         """The steps of a role that every rank has told, or that are too old to wait for."""
         found: list[Anomaly] = []
-        newest = max(role.untold)
-        for number in sorted(role.untold):
-            told = role.untold[number]
-            if len(told) < len(role.ranks) and number > newest - _LATE_STEPS:
+        newest_trainer, newest = max(role.untold)
+        for place in sorted(role.untold):
+            told, (trainer, number) = role.untold[place], place
+            is_new = trainer == newest_trainer and number > newest - _LATE_STEPS
+            if len(told) < len(role.ranks) and is_new:
                 break
-            del role.untold[number]
-            role.judged = number
+            del role.untold[place]
+            role.judged = place
             if exempt or any(self._is_exempt(step.begin_ns, step.end_ns) for step in told.values()):
                 continue
             seconds = {rank: step.seconds for rank, step in told.items()}
@@ -384,7 +431,7 @@ class JobView:
             + self._silent_roles(),
             "history": self.history.to_dict(),
             "slowest": self._slowest(),
-            "windows": [event.__dict__ for event in list(self._open.values())[:_MOST_WINDOWS]],
+            "windows": [each.mark.__dict__ for each in list(self._open.values())[:_MOST_WINDOWS]],
             "findings": [finding.to_dict() for finding in self.findings],
         }
 

@@ -71,7 +71,7 @@ def _step_row(step: ToldStep) -> list[Any]:
         for name, phase in step.phases.items()
     }
     head = [step.worker, step.rank, step.pid, step.leads, step.step, step.begin_ns, round(step.seconds, 6)]
-    return [*head, phases]
+    return [*head, phases, step.trainer]
 
 
 def read(text: str | bytes) -> News | None:
@@ -117,13 +117,13 @@ def _now(row: list[Any]) -> Now:
 
 
 def _step(row: list[Any]) -> ToldStep:
-    worker, rank, pid, leads, step, begin_ns, seconds, phases = row
-    _numbers((rank, pid, step, begin_ns, seconds))
+    worker, rank, pid, leads, step, begin_ns, seconds, phases, trainer = row
+    _numbers((rank, pid, step, begin_ns, seconds, trainer))
     told = {str(name): Phase(*_numbers(values)) for name, values in phases.items()}
-    return ToldStep(str(worker), rank, pid, bool(leads), step, begin_ns, seconds, told)
+    return ToldStep(str(worker), rank, pid, bool(leads), step, begin_ns, seconds, told, trainer)
 
 
 def _window(row: list[Any]) -> WindowMark:
-    event, t_ns, worker, rank, backend, start, asked_by = row
-    _numbers((t_ns, rank, start))
-    return WindowMark(str(event), t_ns, str(worker), rank, str(backend), start, str(asked_by))
+    event, t_ns, worker, rank, backend, start, asked_by, pid = row
+    _numbers((t_ns, rank, start, pid))
+    return WindowMark(str(event), t_ns, str(worker), rank, str(backend), start, str(asked_by), pid)

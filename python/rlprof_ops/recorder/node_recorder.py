@@ -26,6 +26,7 @@ class NodeRecorder:
     def __init__(self, node_dir: Path, node: str, thin_bytes: int = THIN_BYTES) -> None:
         self._node = node
         self._kept = _kept_steps(node_dir / FOLDER)
+        self._in_block: dict[str, int] = {}  # the last step of each process in this block
         self._file = RecordFile(node_dir / FOLDER)
         self._marks, self._ranks = StepMarks(node_dir), RankStates(node_dir, node)
         self._arrivals = ArrivalFiles(node_dir)
@@ -69,9 +70,7 @@ class NodeRecorder:
     ) -> None:
         if self._file.full or time.monotonic() - self._sealed >= SEAL_S:
             self.seal()
-        if not self._file.base_ns:
-            self._file.begin(t_ns)
-            self._names = rows.Names.new()
+        self._begin(t_ns)
         t = (t_ns - self._file.base_ns) // rows.TENTH_NS
         found: list[tuple[int, bytes]] = []
         if self._looks % self.every() == 0:
@@ -108,9 +107,30 @@ class NodeRecorder:
                 row = rows.pack(rows.ENGINE, t, number, *values, *self._rates(engine, t))
                 found.append((rows.ENGINE, row))
         for step in steps:
+            if self._counts_anew(step):
+                self._add(found)
+                self.seal()
+                self._begin(t_ns)
+                found = []
             found += self._step_rows(step)
+            self._in_block[_name(step)] = step.step
+        self._add(found)
+
+    def _begin(self, t_ns: int) -> None:
+        """The first rows of a block come now, unless it has some."""
+        if not self._file.base_ns:
+            self._file.begin(t_ns)
+            self._names, self._in_block = rows.Names.new(), {}
+
+    def _add(self, found: list[tuple[int, bytes]]) -> None:
         fresh, self._names.fresh = self._names.fresh, []
         self._file.add([(rows.NAME, row) for row in fresh] + found)
+
+    def _counts_anew(self, step: ToldStep) -> bool:
+        """Whether a second trainer of the process counts from 1 again. It has a block of its own, for a phase
+        names its step by process and number.
+        """
+        return step.step <= self._in_block.get(_name(step), 0)
 
     def _rates(self, engine: EngineSample, t: int) -> tuple[float, float]:
         """Tokens and prompt tokens a second since the row before, by the times of the two rows: a reader gets
@@ -129,8 +149,8 @@ class NodeRecorder:
         return tokens, prompts
 
     def _step_rows(self, step: ToldStep) -> list[tuple[int, bytes]]:
-        name = rows.process_name(step.worker, step.rank, step.pid, step.leads)
-        if step.step <= self._kept.get(name, 0):  # by a recorder that was killed
+        name = _name(step)
+        if step.begin_ns <= self._kept.get(name, 0):  # by a recorder that was killed
             return []
         who = self._names.number(name)
         found = [(rows.STEP, rows.pack(rows.STEP, who, step.step, step.begin_ns, step.seconds))]
@@ -177,13 +197,17 @@ class NodeRecorder:
         )
 
 
+def _name(step: ToldStep) -> str:
+    return rows.process_name(step.worker, step.rank, step.pid, step.leads)
+
+
 def _kept_steps(folder: Path) -> dict[str, int]:
-    """The last step of each process that the record holds already."""
+    """When the last step of each process began that the record holds already (Unix ns)."""
     found: dict[str, int] = {}
     layout = rows.LAYOUT[rows.STEP][0]
     for block in read_folder(folder):
         names = block.names()
-        for who, step, _, _ in layout.iter_unpack(block.sections.get(rows.STEP, b"")):
+        for who, _, begin_ns, _ in layout.iter_unpack(block.sections.get(rows.STEP, b"")):
             name = names.get(who, "")
-            found[name] = max(found.get(name, 0), step)
+            found[name] = max(found.get(name, 0), begin_ns)
     return found

@@ -8,6 +8,7 @@ neither is a tail whose block is there already.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import zlib
@@ -26,6 +27,7 @@ _SECTION = struct.Struct("<BI")  # kind of row, bytes
 _TAIL = struct.Struct("<4sIq")  # magic, the number that its block gets, base
 _ROW = struct.Struct("<BH")  # kind, bytes
 BLOCK_BYTES = 128 << 10  # of rows
+_MOST_UNSEALED = 16 * BLOCK_BYTES  # that are kept for a disk with room again
 _MOST_BLOCK = _MOST_TAIL = 64 << 20
 
 
@@ -52,7 +54,7 @@ class RecordFile:
         self._number = 1 + max((block.number for block in read(self._record)), default=0)
         left = read_tail(self._tail_path)
         self._sections: dict[int, bytearray] = {}
-        self._bytes = 0
+        self._bytes, self._most = 0, BLOCK_BYTES
         self.base_ns = 0
         self._tail = -1
         if left is not None and left.number == self._number and left.sections:
@@ -70,11 +72,12 @@ class RecordFile:
 
     @property
     def full(self) -> bool:
-        return self._bytes >= BLOCK_BYTES
+        return self._bytes >= self._most
 
     def begin(self, base_ns: int) -> None:
-        """The first rows of a block come now."""
-        self.base_ns = base_ns
+        """The first rows of a block come now. Rows that no disk has taken yet are still those of theirs."""
+        if not self._sections:
+            self.base_ns = base_ns
 
     def add(self, found: list[tuple[int, bytes]]) -> None:
         """Keep these rows, each with its kind."""
@@ -89,11 +92,12 @@ class RecordFile:
             if self._tail < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
                 self._tail = os.open(self._tail_path, flags, 0o600)
+            if not os.fstat(self._tail).st_size:
                 data[:0] = _TAIL.pack(_MAGIC, self._number, self.base_ns)
-            os.write(self._tail, data)
+            _append(self._tail, data)
 
     def seal(self) -> None:
-        """Make one block of the rows so far."""
+        """Make one block of the rows so far. A full disk has them wait for the next time, so many as fit."""
         if not self._sections:
             return
         body = b"".join(
@@ -102,17 +106,24 @@ class RecordFile:
         )
         packed = zlib.compress(body, 6)
         head = _BLOCK.pack(_MAGIC, self._number, self.base_ns, len(packed), zlib.crc32(packed))
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, head + packed)
-            finally:
-                os.close(descriptor)
+        if not self._take(head + packed) and self._bytes < _MOST_UNSEALED:
+            self._most = self._bytes + BLOCK_BYTES
+            return
         self._number += 1
-        self._sections, self._bytes = {}, 0
+        self._sections, self._bytes, self._most = {}, 0, BLOCK_BYTES
         if self._tail >= 0:
             os.close(self._tail)
             self._tail = -1
+
+    def _take(self, block: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                _append(descriptor, block)
+                return True
+            finally:
+                os.close(descriptor)
+        return False
 
     def _cut_off(self) -> None:
         """Take away half a block at the end: whoever was killed there has its rows in the tail."""
@@ -120,34 +131,59 @@ class RecordFile:
             size = self._record.stat().st_size
         except FileNotFoundError:
             return
-        whole = sum(length for _, length in _blocks(self._record))
-        if whole < size:
-            os.truncate(self._record, whole)
+        so_far = ReadSoFar()
+        for _ in read(self._record, so_far):
+            pass
+        if so_far.end < size:
+            os.truncate(self._record, so_far.end)
 
 
-def read(path: Path) -> Iterator[RecordBlock]:
-    """The whole blocks of a record, in order; nothing for a file that is not there."""
-    for block, _ in _blocks(path):
-        yield block
+def _append(descriptor: int, data: bytes | bytearray) -> None:
+    """All of it or nothing: what a full disk has taken of it would make unreadable what comes after. Raises
+    OSError.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
-def read_folder(folder: Path) -> Iterator[RecordBlock]:
-    """Everything that a node has recorded, its tail included."""
-    last = 0
-    for block in read(folder / RECORD):
-        last = block.number
-        yield block
+@dataclass
+class ReadSoFar:
+    """How far a record has been read: to which byte, and its last block there, where and with which head."""
+
+    end: int = 0
+    number: int = 0
+    begin: int = 0
+    head: bytes = b""
+
+
+def read_folder(folder: Path, so_far: ReadSoFar | None = None) -> Iterator[RecordBlock]:
+    """Everything that a node has recorded, its tail included; of blocks those after `so_far`, as `read`."""
+    so_far = so_far or ReadSoFar()
+    yield from read(folder / RECORD, so_far)
     left = read_tail(folder / TAIL)
-    if left is not None and left.number > last:
+    if left is not None and left.number > so_far.number:
         yield left
 
 
-def _blocks(path: Path) -> Iterator[tuple[RecordBlock, int]]:
+def read(path: Path, so_far: ReadSoFar | None = None) -> Iterator[RecordBlock]:
+    """The whole blocks of a record, in order; nothing for a file that is not there. `so_far`: only what
+    follows, and it moves on; where another record has taken the place, all of that.
+    """
+    so_far = so_far or ReadSoFar()
     try:
         file = foreign.open_plain(path, os.O_NOFOLLOW)
     except OSError:
         return
     with file:
+        file.seek(so_far.begin)
+        if file.read(len(so_far.head)) != so_far.head:
+            so_far.end, so_far.number, so_far.begin, so_far.head = 0, 0, 0, b""
+        file.seek(so_far.end)
         while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
             magic, number, base_ns, size, checksum = _BLOCK.unpack(head)
             packed = file.read(size) if magic == _MAGIC and size <= _MOST_BLOCK else b""
@@ -158,7 +194,9 @@ def _blocks(path: Path) -> Iterator[tuple[RecordBlock, int]]:
                 body = inflate.decompress(packed, _MOST_BLOCK)
             except zlib.error:
                 return
-            yield RecordBlock(number, base_ns, _sections(body)), len(head) + size
+            so_far.number, so_far.begin, so_far.head = number, so_far.end, head
+            so_far.end += len(head) + size
+            yield RecordBlock(number, base_ns, _sections(body))
 
 
 def _sections(body: bytes) -> dict[int, bytes]:

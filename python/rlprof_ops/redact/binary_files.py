@@ -36,10 +36,15 @@ def _is_rare(value: str) -> bool:
     return len(set(value) & set(string.printable)) >= 5
 
 
-def secrets_of_processes() -> frozenset[str]:
-    """Secrets of every process whose environment this one may read, as a profiler does."""
+def running() -> frozenset[str]:
+    """The numbers of all processes."""
+    return frozenset(filter(str.isdigit, os.listdir("/proc")))
+
+
+def secrets_of_processes(pids: Collection[str] | None = None) -> frozenset[str]:
+    """Secrets of every process whose environment this one may read, as a profiler does; or of `pids`."""
     found: set[str] = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in running() if pids is None else pids:
         try:
             with open(f"/proc/{pid}/environ", "rb") as stream:
                 entries = stream.read().split(b"\0")

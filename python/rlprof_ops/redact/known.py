@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
+from rlprof_ops import env_names
 from rlprof_ops.redact.secret_names import MASK, is_plain, is_secret_name, may_hold_a_login
 from rlprof_ops.redact.shapes import LOGIN, SHAPES, is_login
 
 _SHORTEST = 6
 _SHORTEST_ENCODED = 8  # bytes; what a shorter value becomes in base64 can stand anywhere by chance
 _LEAST_PIECE = 4  # characters of a value at the end of one line whose rest begins the next
-_TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
 _MOST_TOKEN_BYTES = 4096
 
 
@@ -52,7 +52,7 @@ def own_secrets() -> frozenset[str]:
     holds.
     """
     try:
-        with open(os.environ.get(_TOKEN_FILE, ""), encoding="utf-8") as stream:
+        with open(os.environ.get(env_names.RAY_TOKEN_PATH, ""), encoding="utf-8") as stream:
             token = stream.read(_MOST_TOKEN_BYTES).strip()
     except (OSError, ValueError):
         token = ""

@@ -20,6 +20,7 @@ CONTEXT_BYTES = 4 << 10
 _DIGITS = b"0123456789"
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 _LEAST = 3  # characters without digits by which a line is found; what has fewer is looked for as it is
+_MOST_NAME, _MOST_NAMES = 1000, 100
 _HINT = re.compile("|".join(HINTS), re.IGNORECASE)
 _NAMES = re.compile(r"(?:\\[nrt]|[\x1bb\\]\[;*m)?([A-Za-z_][A-Za-z_.-]*)")
 
@@ -105,8 +106,9 @@ def _suspicious(lines: set[bytes], forms: Known) -> Iterator[bytes]:
     if "://" in low and "@" in low:
         needles.add("://")
     if any(hint in low for hint in HINTS):
-        names = {name for name in _NAMES.findall(text) if _HINT.search(name)}
-        needles |= {name.lower() for name in names if is_secret_name(name)}
+        names = {name[-_MOST_NAME:] for name in _NAMES.findall(text) if _HINT.search(name)}
+        secret = {name.lower() for name in names if is_secret_name(name)}
+        needles |= secret if len(secret) <= _MOST_NAMES else set(HINTS)  # each line is searched for each
     halves = _known_hints(forms)[0]
     shown = together.decode("latin-1") if any(not half.isalnum() for half in halves) else text
     needles |= {half.lower() for half in halves if half in shown}

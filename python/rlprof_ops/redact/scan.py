@@ -31,8 +31,8 @@ _ASSIGNED = (
 _NAMED = re.compile(r"(?<![A-Za-z0-9_])" + _ASSIGNED)
 _ESCAPES = re.compile(r"[\\\x1b%]")
 _NAMED_BEHIND_ESCAPES = re.compile(
-    r"(?:(?<![A-Za-z0-9_\\])|(?<=\\)(?![nrt])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\[[0-9]m)|(?<=[0-9;][0-9]m))"
-    + _ASSIGNED
+    r"(?:(?<![A-Za-z0-9_\\])(?<!\x1b\[)|(?<=\\)(?![nrt])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})"
+    r"|(?<=\x1b\[m)|(?<=\[[0-9]m)|(?<=[0-9;][0-9]m))" + _ASSIGNED
 )
 _OPTION = re.compile(rf"-(?<![^\s'\"\[,(]-)-?(?P<name>{_NAME})[\"']?,?\s{{1,8}}(?=[^-\s])")
 # A command that takes a setting's name and its value as two words.
@@ -47,23 +47,25 @@ _ENTRY = re.compile(
 )
 _ENTRY_VALUE = re.compile("val", re.IGNORECASE)
 _QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"|\$'(?:\\.|[^'\\\n])*'"
-_ESCAPED = r"(?P<bar>\\+[\"'])(?:(?!(?P=bar))[^\n])*(?P=bar)"
+_ESCAPED = r"(?P<bar>\\{1,64}[\"'])(?:(?!(?P=bar))[^\n])*(?P=bar)"
 _VALUE = re.compile(
     rf"(?:{_CALL})?[rbfuRBFU@]{{0,2}}(?P<value>(?:{_QUOTED}|{_ESCAPED})"
-    rf"(?:{_QUOTED}|\\+[\"'][^\"'\\\n]*\\+[\"']|[^\s;&|'\"\\,)}}\]<]|\\[^nrt\"'\n])*)"
+    rf"(?:{_QUOTED}|\\{{1,64}}[\"'][^\"'\\\n]*\\{{1,64}}[\"']|[^\s;&|'\"\\,)}}\]<]|\\[^nrt\"'\n])*)"
     r"|(?P<cut>\\*[\"'][^\s]*)"  # a quotation that does not end here
     rf"|(?P<bare>(?:[^\s;&|'\"\\,)}}\]<]+|\\[^nrt\"'\n]|(?<=[^\s\"'\\=:,])(?:{_QUOTED}))+)"
 )
 # In an environment's own listing a value ends with its word.
 _WORD = re.compile(r"[^\s;&|'\"\\]+")
-_ITEM = re.compile(rf"{_QUOTED}|{_ESCAPED}|(?<=[\s\[,:])[^\s\[\]{{}},:'\"\\]+")
-_PAIR = re.compile(rf"[:=]\s*(?P<item>{_QUOTED}|[^\s\[\]{{}},'\"]+)")
+# A quotation that does not end is taken as far as it goes.
+_ITEM = re.compile(rf"{_QUOTED}|{_ESCAPED}|(?<=[\s\[,:])[^\s\[\]{{}},:'\"\\]+|\\{{0,64}}[\"'][^\n]*")
+_PAIR = re.compile(rf"[:=]\s*(?P<item>{_QUOTED}|[^\s\[\]{{}},'\"]+|[\"'][^\n]*)")
+_MOST_SHOWN = 1024  # characters of a value that may be shown because of how it begins
 _REFERENCE = re.compile(r"(?:os|self|args|cfg|config|settings|env|ctx|kwargs|request|getpass)\.[A-Za-z_]")
 _READS = ("getenv", "get", "pop", "input", "getpass", "len", "bool", "type", "isinstance")
-_ESCAPE = re.compile(r"\\+(n|r|t|x1b|u001b|033|u250[23])")
+_ESCAPE = re.compile(r"(?<!\\)\\+(n|r|t|x1b|u001b|033|u250[23])")
 _STANDS_FOR = {"n": "\n", "r": "\n", "t": "\t", "x": "\x1b", "0": "\x1b", "u": "\x1b"}
 # What stands before each line of a worker's output.
-_LEAD = r"(?:\x1b\[[0-9;]*m)*(?:\([\w.:]+ [^)\n]{1,80}\))?(?:\x1b\[[0-9;]*m)* ?"
+_LEAD = r"(?:\x1b\[[0-9;]{0,12}m){0,8}(?:\([\w.:]{1,80} [^)\n]{1,80}\))?(?:\x1b\[[0-9;]{0,12}m){0,8} ?"
 _INDENT = re.compile(rf"{_LEAD}(?P<indent>[ \t]*)(?P<dash>-[ \t]+)?")
 _BLOCK = re.compile(r"(?:[|>][+-]?\d?[+-]?|\[)?[ \t]*\r?\n")
 _CLOSING = " \t\r\"'\\}])"
@@ -111,8 +113,7 @@ def line_spans(
             yield match.span("login")
     if any(hint in line for hint in HINTS):
         yield from _named(text, start, end)
-    for match in KEY_BEGIN.finditer(text, start, end) if KEY_HINT in line else ():
-        yield match.start(), _key_end(text, match.end())
+    yield from _keys(text, start, end) if KEY_HINT in line else ()
     if "\\" in line and (inside := _unescaped(text[start:end])) != text[start:end]:
         at = 0
         for piece in inside.split("\n"):
@@ -149,7 +150,7 @@ def merged(found: Iterable[Span]) -> list[Span]:
 
 def _named(text: str, start: int, end: int) -> Iterator[Span]:
     """Values of secret names in assignments, options, pairs, JSON, YAML and XML."""
-    done = start
+    done, looked_at = start, dict[str, int]()
     named = _NAMED_BEHIND_ESCAPES if _ESCAPES.search(text, start, end) else _NAMED
     for match in named.finditer(text, start, end):
         name = match["name"]
@@ -157,7 +158,7 @@ def _named(text: str, start: int, end: int) -> Iterator[Span]:
             continue
         if match["table"] and not (name.isupper() and "_" in name.strip("_")):
             continue
-        for span in _values(text, match, end):
+        for span in _values(text, match, end, looked_at):
             yield span
             done = max(done, span[1])
     for pattern, word in ((_OPTION, "-"), (_SET, " ")):
@@ -168,17 +169,23 @@ def _named(text: str, start: int, end: int) -> Iterator[Span]:
     beyond = min(len(text), end + 300)
     for match in _ENTRY.finditer(text, start, beyond) if _ENTRY_VALUE.search(text, start, beyond) else ():
         if match.start() < end and is_secret_name(match["name"]):
-            line = text.find("\n", match.end())
+            line = text.find("\n", match.end()) if match.end() > end else end
             yield from _value(text, match.end(), len(text) if line < 0 else line, match["name"], quoted=True)
 
 
-def _values(text: str, match: re.Match[str], end: int) -> Iterator[Span]:
+def _values(text: str, match: re.Match[str], end: int, looked_at: dict[str, int]) -> Iterator[Span]:
+    """What the name of `match` is set to. `looked_at`: how far the lists and mappings of its line have been,
+    by their bracket.
+    """
     at, name = match.end(), match["name"]
     if match["assigned"]:
         if (text.startswith("[", at) and not text.startswith("[\n", at)) or text.startswith("{", at):
+            if at < looked_at.get(text[at], 0):
+                return  # as part of the one around it
             close = text.find("]}"[text[at] == "{"], at, end)
             items = _PAIR if text[at] == "{" else _ITEM
-            for item in items.finditer(text, at + 1, close if close >= 0 else end):
+            looked_at[text[at]] = close if close >= 0 else end
+            for item in items.finditer(text, at + 1, looked_at[text[at]]):
                 yield from _unquoted(*item.span("item" if items is _PAIR else 0), text)
             return
         block = _BLOCK.match(text, at)
@@ -213,16 +220,17 @@ def _value(text: str, at: int, end: int, name: str, *, quoted: bool) -> Iterator
     match = _VALUE.match(text, at, end)
     if match is None:
         return
-    if match["call"] and match["call"].rpartition(".")[2] in _READS:
+    short = match.end() - at <= _MOST_SHOWN
+    if short and match["call"] and match["call"].rpartition(".")[2] in _READS:
         return
     kind = match.lastgroup if match.lastgroup in ("bare", "cut") else "value"
     start, stop = match.span(kind)
     if kind == "cut":
         start = text.index(text[start:stop].lstrip("\\")[0], start) + 1
     value = text[start:stop]
-    if is_plain(value.strip("\"'\\"), name) or _REFERENCE.match(value):
+    if is_plain(value.strip("\"'\\"), name) or (short and _REFERENCE.match(value)):
         return
-    if may_hold_a_login(name) and "://" in value:
+    if short and may_hold_a_login(name) and "://" in value:
         return  # the login in it is found by itself
     if quoted or match["call"]:
         yield from _unquoted(start, stop, text)
@@ -269,11 +277,20 @@ def _block(text: str, name: int, at: int, *, listed: bool) -> Iterator[Span]:
         at = end + 1
 
 
+def _keys(text: str, start: int, end: int) -> Iterator[Span]:
+    """Private keys that begin in a line. Of those inside another only the last can end behind it."""
+    begins, done = [match.span() for match in KEY_BEGIN.finditer(text, start, end)], start
+    for (begin, at), after in zip(begins, [*(each[0] for each in begins[1:]), len(text)], strict=False):
+        if begin >= done or after >= done:
+            done = _key_end(text, at)
+            yield begin, done
+
+
 def _key_end(text: str, at: int) -> int:
     """Where a private key ends that begins before `at`; without its last line, which may not have arrived or
     been cut off, as far as lines look like a key's.
     """
-    end = KEY_END.search(text, at, at + MOST_KEY)
+    end = KEY_END.search(text, at, at + MOST_KEY) if text.find("END ", at, at + MOST_KEY) >= 0 else None
     if end is not None and KEY_BEGIN.search(text, at, end.start()) is None:
         return end.end()
     line = re.compile(r"[^\n\"']*").match(text, at)

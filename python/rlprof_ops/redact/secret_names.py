@@ -31,7 +31,7 @@ _SERVICES = words("""
     consul databricks snowflake grafana newrelic cloudflare supabase cerebras gemini openrouter dropbox feishu
     lark dingtalk wechat minio oss
 """)
-_KEY_OF = _SERVICES | words("""
+KEY_OF = _SERVICES | words("""
     api access secret private auth account storage encryption signing service master admin deploy ssh gpg pgp
     license subscription shared sas client app application consumer session jwt hmac
 """)
@@ -69,7 +69,7 @@ _RUN_TOGETHER = (
 _PLAIN = re.compile(
     r"(?i)|true|false|none|null|nil|undefined|yes|no|on|off|auto|str|string|bytes|int|optional"
     r"|\d{1,5}(?:\.\d+)?|\d*\.\d*(?:e[+-]?\d+)?"
-    r"|\$\{?[A-Za-z_]\w*\}?|\$\(.*|[A-Za-z@]{0,2}\*+|<[a-z_ |-]*>"
+    r"|\$\{?[A-Za-z_]\w*\}?|\$\(.{0,1000}|[A-Za-z@]{0,2}\*+|<[a-z_ |-]*>"
 )
 # In every name that is a secret's, in small letters.
 HINTS = (
@@ -81,9 +81,11 @@ HINTS = (
 @functools.lru_cache(maxsize=1 << 16)
 def is_secret_name(name: str) -> bool:
     """Whether a variable, an option or a key of this name holds a secret by its name; digits in it count for
-    nothing.
+    nothing. Of a name with dots the last part decides, of `wandb.key` the last two.
     """
-    plain = re.sub(r"\d", "", name).strip("-").replace("-", "_").rpartition(".")[2]
+    *parents, plain = re.sub(r"\d", "", name).strip("-").replace("-", "_").split(".")
+    if parents and plain.lower() in ("key", "keys"):
+        plain = f"{parents[-1]}_{plain}"
     if plain in _FOLDERS:
         return False
     if plain.lower().strip("_") in _SECRET_NAMES or plain.lower() in _SECRET_NAMES:
@@ -97,7 +99,7 @@ def _are_secret(parts: list[str]) -> bool:
     *front, last = parts
     before = front[-1] if front else ""
     if last in ("key", "keys"):
-        return before in _KEY_OF or _are_run_together(parts)
+        return before in KEY_OF or _are_run_together(parts)
     if last == "tokens" and not front:
         return False  # pieces of words, in this field
     if last in ("token", "tokens", "pass"):

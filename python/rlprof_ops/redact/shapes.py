@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlprof_ops.redact.secret_names import KEY_OF
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -49,7 +51,8 @@ _SHAPES = (
     ("ltai|akid", r"\b(?:LTAI[A-Za-z0-9]{12,26}|AKID[A-Za-z0-9]{28,36})\b"),
     ("xox|xapp-", r"\b(?:xox[abceoprs][.-]|xapp-\d-)[A-Za-z0-9.-]{10,}"),
     ("sg.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
-    ("eyj|eyi", r"(?<![A-Za-z0-9])ey[JI][A-Za-z0-9_-]{8,}\."
+    # Inside a long text without spaces a header of usual length: each place is looked at from each before it.
+    ("eyj|eyi", r"(?:(?<![A-Za-z0-9_-])ey[JI][A-Za-z0-9_-]{8,}\.|(?<=[_-])ey[JI][A-Za-z0-9_-]{8,500}\.)"
                 r"(?:ey[A-Za-z0-9_-]{8,}|[A-Za-z0-9_-]*\.[A-Za-z0-9_-]{8,})"
                 r"[A-Za-z0-9._-]*"),
     (":aa", r"(?<![0-9A-Za-z])(?:bot)?\d{8,12}:AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])"),
@@ -75,7 +78,7 @@ _SHAPES = (
     ),
     (
         "login",
-        r"(?P<keep>\b(?:wandb|swanlab|clearml|comet|neptune)\s+login\s+(?:--?[a-z-]+(?:=\S+)?\s+)*)[A-Za-z0-9_-]{16,}",
+        r"(?P<keep>\b(?:wandb|swanlab|clearml|comet|neptune)\s+login\s+(?:--?[a-z][a-z-]*(?:=\S+)?\s+)*)[A-Za-z0-9_-]{16,}",
     ),
     (
         "login",
@@ -94,6 +97,12 @@ _SHAPES = (
     ("redis-cli", r"(?P<keep>\bredis-cli\b[^\n|;&]{0,200}?\s-a[ =]?)\S+"),
     ("openssl", r"(?P<keep>\bopenssl\b[^\n|;&]{0,300}?\s(?:-k\s+|-pass\w*\s+pass:|-passw?\w*\s+pass:))\S+"),
     ("net use", r"(?P<keep>\bnet use\s+\S+\s+\S+\s+/user:\S+\s+)\S+"),
+    # A service's settings printed whole: wandb=Namespace(key='…'), 'wandb': {'key': '…'
+    (
+        "key='|key=\"|'key'|\"key\"|key\\",
+        rf"(?P<keep>(?<![A-Za-z0-9])(?i:{'|'.join(sorted(KEY_OF))})\\*[\"']?\s{{0,4}}[:=]\s{{0,4}}[\w.]{{0,40}}[({{]"
+        rf"[^(){{}}\n]{{0,300}}?(?<![\w.])key\\*[\"']?\s{{0,4}}[:=]\s{{0,4}}[rbfu]?\\*[\"'])[^\"'\\\n]+",
+    ),
     # Of .netrc, on one line and on its own.
     ("machine ", r"(?P<keep>\bmachine\s+\S+\s+(?:(?:login|account)\s+\S+\s+)+password\s+)\S+"),
     ("password", r"(?m:(?P<keep>^(?:\(.{0,80}\))?\s*password[ \t]+)\S+(?=\s*(?:$|\()))"),

@@ -233,6 +233,11 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
     )
     if found.each == "phase" and (many := found.steps.too_many_windows("each: phase")):
         reader.problem((*path, "steps"), many)
+    if found.each == "phase" and found.when is not None and not reader.elsewhere:
+        reader.problem(
+            (*path, "each"),
+            "each: phase is of steps; what `when` opens is the next whole step: leave one out",
+        )
     if found.part is not None:
         _check_part(reader, path, found)
     return found

@@ -31,10 +31,11 @@ class CaptureSpec:
         steps: falsy when off.
         each: "step" (one report per window) or "phase" (one report per phase inside each step).
         options, flags: of the backend's tool, by name without dashes; both decided by the user, not defaults.
-        env: extra environment of the profiled worker.
+        env: extra environment of the profiled worker, where it is started for the capture.
         when: what opens it beside its steps, once it is found in the running job.
         part: of each of its steps, what a window holds; None for whole steps.
-        on_error: "continue" keeps training when a capture fails, "fail" raises in the training process.
+        on_error: of a worker that cannot be started under its profiler: "continue" starts it without, "fail"
+            does not start it. A window that fails ends nothing.
         origins: field -> where its value was written; for messages, not part of the request's identity.
     """
 

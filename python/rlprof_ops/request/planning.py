@@ -14,6 +14,7 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import first_match, is_pattern, ranks_overlap
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
+from rlprof_ops.request.when import When
 from rlprof_ops.words import limit
 
 MANY_REPORTS = 256
@@ -31,6 +32,7 @@ class PlanRow:
         reports: how many reports; None when unknown, and then `formula` says of what it is the product.
         size_bytes: estimate by `size_rule`; None when unknown.
         part: of each step, what a window holds; None for whole steps.
+        when: what opens windows that nobody can count before; None for a row of steps.
     """
 
     index: int
@@ -44,11 +46,14 @@ class PlanRow:
     formula: str
     size_bytes: int | None
     part: StepPart | None = None
+    when: When | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`captures` is complete only when `exact`: the world is known and no window is open."""
+    """`captures` is complete only when `exact`: the world is known and no window is open. What `when` opens
+    is a row, but no planned report.
+    """
 
     captures: tuple[Capture, ...]
     rows: tuple[PlanRow, ...]
@@ -58,12 +63,12 @@ class Plan:
     @property
     def reports(self) -> int | None:
         """Number of reports; None while something is unknown."""
-        counts = [row.reports for row in self.rows]
+        counts = [row.reports for row in self.rows if row.when is None]
         return None if any(n is None for n in counts) else sum(n for n in counts if n is not None)
 
     @property
     def size_bytes(self) -> int | None:
-        sizes = [row.size_bytes for row in self.rows]
+        sizes = [row.size_bytes for row in self.rows if row.when is None]
         return None if any(n is None for n in sizes) else sum(n for n in sizes if n is not None)
 
 
@@ -102,18 +107,20 @@ def plan(
         spec = _in_run(spec, steps_total, resume_from, problems, warnings)
         if spec.is_on:
             asked.append((index, spec))
+    waiting = [(index, spec) for index, spec in enumerate(request.captures) if spec.waits]
     captures: list[Capture] = []
     if world is None:
         rows = [_row(index, spec, " ".join(spec.workers), None, steps_total, None) for index, spec in asked]
     else:
-        world = _with_leader(world, asked)
+        world = _with_leader(world, [*asked, *waiting])
         rows = _rows(asked, world, steps_total, phases or {}, captures, problems, warnings)
+    exact = world is not None and all(row.reports is not None for row in rows)
+    rows = sorted([*rows, *_waiting_rows(waiting, world, problems)], key=lambda row: row.index)
     if problems:
         raise RequestError(problems)
     warnings += _phases_counted_from(asked, phases or {})
     warnings += _first_step_from_log(request, asked)
     warnings += _sizes(rows, world)
-    exact = world is not None and all(row.reports is not None for row in rows)
     return Plan(tuple(captures), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
 
 
@@ -164,6 +171,23 @@ def _rows(
                 )
     rows = [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
     return [replace(row, formula=_formula(row.backend, row.ranks, row.windows, row.each)) for row in rows]
+
+
+def _waiting_rows(
+    waiting: Sequence[tuple[int, CaptureSpec]], world: Mapping[str, int] | None, problems: list[Problem]
+) -> Iterator[PlanRow]:
+    """Rows of what opens when something is found, by capture and worker. What is wrong with the workers and
+    ranks of one with steps too is said there.
+    """
+    for index, spec in waiting:
+        when, said = spec.when, [] if spec.is_on else problems
+        selected = [" ".join(spec.workers)] if world is None else _workers(spec, world, said)
+        for worker in selected:
+            ranks = None if world is None else len(_ranks(spec, worker, world[worker], said))
+            row = _row(index, replace(spec, steps=Steps()), worker, ranks, None, None)
+            count = "ranks" if row.ranks is None else row.ranks
+            most = f"up to {when.at_most if when else 0} x {count}"
+            yield replace(row, reports=None, formula=most, size_bytes=None, when=when)
 
 
 def _with_leader(world: Mapping[str, int], asked: Sequence[tuple[int, CaptureSpec]]) -> Mapping[str, int]:

@@ -77,6 +77,11 @@ class When:
             found["disk"] = f"{self.disk_bytes}B"
         return found
 
+    def __str__(self) -> str:
+        """As a flow of YAML has it: `rank: slow, at_most: 5`."""
+        words = {name: "true" if value is True else value for name, value in self.to_dict().items()}
+        return ", ".join(f"{name}: {value}" for name, value in words.items())
+
 
 def parse(data: Mapping[str, Any], complain: Complain) -> When:
     """Check a `when` whose keys are known; what is wrong goes to `complain`, and its default counts."""

@@ -123,7 +123,9 @@ def schema() -> dict[str, Any]:
             "on_error": {
                 "enum": list(ON_ERROR),
                 "default": "continue",
-                "description": "What a failed capture does to training: continue, or fail.",
+                "description": (
+                    "A worker that cannot be started under its profiler starts without it, or not at all."
+                ),
             },
             "when": {
                 "description": "Opens the capture for the next step when one of these is found in the job.",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -17,9 +15,13 @@ from rlprof_ops import backends, env_names
 from rlprof_ops.backends.contract import WindowRecorder
 from rlprof_ops.backends.window_support import AT_THE_END, ON_DEMAND, driver_of
 from rlprof_ops.host.gpus import has_gpu
+from rlprof_ops.host.threads.own_thread import OwnThread
+from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
-from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
+from rlprof_ops.runtime.current_profiler import current
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, compiled_range
+from rlprof_ops.runtime.plain_values import plain_name, whole_number
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
@@ -34,6 +36,7 @@ from rlprof_ops.window.output_dir import Folders, OutputDir
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.leader import Leader
+    from rlprof_ops.runtime.null_profiler import NullProfiler
     from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
 
 Function = TypeVar("Function")
@@ -41,6 +44,7 @@ Function = TypeVar("Function")
 _LOCK_TIMEOUT_S = 5.0
 _RUNNING = -1
 _POLL_S = 0.05
+_MOST_STEPS = 1 << 62
 
 
 class Profiler:
@@ -48,6 +52,7 @@ class Profiler:
     `CaptureSpec`s.
 
     Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
+    Pickled, it is the current profiler of the process that loads it, a null one where that has none.
     """
 
     def __init__(
@@ -97,10 +102,9 @@ class Profiler:
             self._captures.add(spec, specs)
         self._quiet = self._captures.inactive_step_range(0)
         if not follows and any(spec.part and spec.part.counts for spec in specs):
-            threading.Thread(target=self._hear_counts, name="rlprof-counts", daemon=True).start()
-        self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
-        atexit.register(self._at_exit)
-        self._signals = signals.on_terminate(self._on_terminate)
+            OwnThread(self._hear_counts).start()
+        self._forget_exit = signals.close_at_exit(self)
+        self._signals = signals.Termination(self._on_terminate, lambda: self._working)
         signals.forget_in_children(self)
 
     def _none_yet(self) -> Captures:
@@ -113,22 +117,28 @@ class Profiler:
         """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open
         windows.
         """
-        return StepContext(self, step)
+        return StepContext(self, self._number(step))
 
     def start_step(self, step: int, began_s: float | None = None) -> bool:
         """Step `step` begins; for trainers with callbacks. False when it has begun already: then its time
         counts from here, and nothing else changes. `began_s`: since when, by the monotonic clock, where it
         was heard of later.
         """
-        self._last_step = step
+        self._last_step = step = self._number(step)
         self._step_file.store(step)
         if self._leader is None:
             return self._start_step(step, began_s)
-        waits = self._leader.begin(step)  # the nodes open their windows while this process opens its own
-        try:
-            return self._start_step(step)
-        finally:
-            self._leader.opened(step, waits)
+        is_new = self._leader.step != step
+        with time_limits_wait():
+            waits = self._leader.begin(step)  # the nodes open their windows while this process opens its own
+            try:
+                return self._start_step(step) and is_new
+            finally:
+                self._leader.opened(step, waits)
+
+    def is_in_step(self, step: int) -> bool:
+        """Whether step `step` has begun here and not ended."""
+        return self._current_step == step or (self._leader is not None and self._leader.step == step)
 
     def _start_step(self, step: int, began_s: float | None = None) -> bool:
         low, high = self._quiet
@@ -142,9 +152,10 @@ class Profiler:
 
     def stop_step(self, step: int | None = None) -> None:
         """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
-        step = self._last_step if step is None else step
+        step = self._last_step if step is None else self._number(step, self._last_step)
         if self._leader is not None:
-            self._leader.end(step)
+            with time_limits_wait():
+                self._leader.end(step)
         low, high = self._quiet
         if low <= step < high:
             return
@@ -161,6 +172,22 @@ class Profiler:
             end_tokens(self._step_tokens)
             self._captures.close_all()
             self._settle()
+
+    def _number(self, step: int, instead: int | None = None) -> int:
+        """The step that a program tells; one that tells none is said once, and is the next one, or `instead`.
+        A program that is watched runs as one that is not.
+        """
+        if type(step) is int and -_MOST_STEPS < step < _MOST_STEPS:
+            return step
+        number = whole_number(step)
+        if number is None:
+            log_once(
+                f"a step is told as {type(step).__name__} that is no whole number, or too large a one: steps"
+                f" are counted on from {self._last_step}",
+                key="no step number",
+            )
+            return self._last_step + 1 if instead is None else instead
+        return number
 
     def _enter(self, step: int, began_s: float | None) -> bool:
         if self._closed or self._current_step == step:
@@ -194,7 +221,9 @@ class Profiler:
             times[1] = time.time_ns()
 
     def _settle(self, next_step: int | None = None) -> None:
-        """After a change of windows: which ranges to record, and for how many steps nothing can happen."""
+        """After a change of windows: which ranges to record, for how many steps nothing can happen, and
+        whether a SIGTERM would lose anything.
+        """
         emitters = self._recorders.choose(self._captures.open_backends)
         if emitters != self._emitters:
             end_tokens(self._step_tokens)
@@ -202,10 +231,13 @@ class Profiler:
         if self._current_step is not None and emitters and not self._step_tokens:
             self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
         armed = self._captures.any_armed
+        unsaved = self._captures.unsaved or self._output_dir.copies or self._terminated
+        if not self._closed:
+            self._signals.keep(unsaved)
         self.active = not self._closed and (armed or self._metrics is not None or self._leader is not None)
         if self._closed:
             self._quiet = ALWAYS_QUIET
-        elif armed or self._pending or self._current_step is not None:
+        elif armed or unsaved or self._pending or self._current_step is not None:
             self._quiet = (0, 0)
         else:
             self._quiet = self._captures.inactive_step_range(
@@ -256,7 +288,9 @@ class Profiler:
         """
         if not self.active:
             return NULL_CONTEXT
-        return Span(self, name)
+        return Span(self, name if type(name) is str else plain_name(name))
+
+    range._torchdynamo_inline = compiled_range  # type: ignore[attr-defined]  # torch traces it instead
 
     @overload
     def annotate(self, name: str | None = None) -> Callable[[Function], Function]: ...
@@ -332,6 +366,8 @@ class Profiler:
             self._captures.tell_phase(name, step, at_s)
 
     def _phase_ends(self, opened: tuple[ProcessCapture, ...], partial: bool) -> None:
+        if os.getpid() != self._pid:  # a child that was forked in the range leaves it
+            return
         with self._work():
             end_tokens(self._step_tokens)
             self._captures.end_phase(opened, partial)
@@ -368,8 +404,8 @@ class Profiler:
         finally:
             self._working = outer
             self._lock.release()
-            atexit.unregister(self._at_exit)
-            self._signals.remove()
+            self._forget_exit()
+            self._signals.keep(False)
         if self._terminated and not outer and threading.current_thread() is threading.main_thread():
             self._terminated = False
             self._signals.deliver()
@@ -384,9 +420,9 @@ class Profiler:
     @contextlib.contextmanager
     def _work(self) -> Iterator[None]:
         """Opening or closing windows: one thread at a time, and a SIGTERM meanwhile waits until the report
-        is in place.
+        is in place, as does a time limit of the program's.
         """
-        with self._lock:
+        with time_limits_wait(), self._lock:
             outer, self._working = self._working, True
             try:
                 yield
@@ -398,7 +434,9 @@ class Profiler:
             self._signals.deliver()
 
     def _on_terminate(self) -> bool:
-        """Whether the process may go on to die. Runs in the main thread, between any two bytecodes of it."""
+        """Whether the process may go on to die. Runs in the main thread, between any two bytecodes of it, or,
+        while that waits in C code, in another one.
+        """
         if self._working and self._lock._is_owned():  # type: ignore[attr-defined]
             self._terminated = True
             return False
@@ -408,6 +446,7 @@ class Profiler:
     def _forget(self) -> None:
         """In a forked child: the windows belong to the parent, whatever the child does."""
         self._lock = threading.RLock()
+        self._metrics = None
         self._closed = True
         self.active = False
         self._pending = []
@@ -417,7 +456,16 @@ class Profiler:
         self._step_file = StepFile(None)
         self._captures = self._none_yet()
         self._quiet = ALWAYS_QUIET
-        self._signals.remove()
+        self._signals.keep(False)
+
+    def __reduce__(self) -> tuple[Callable[[], Profiler | NullProfiler], tuple[()]]:
+        return current, ()
+
+    def __copy__(self) -> Profiler:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Profiler:
+        return self
 
     def __enter__(self) -> Profiler:
         return self

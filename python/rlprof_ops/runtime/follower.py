@@ -14,8 +14,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends, env_names
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
+from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.place import Place, here
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ class Follower:
         self._step = 0
         self._told = 0  # the step that windows inside steps know of
         self._watching = False
+        signals.forget_in_children(self)
+
+    def _forget(self) -> None:
+        """In a forked child: another thread of the parent's may have held the lock."""
+        self._lock = threading.RLock()
 
     def task(self, name: str) -> Task:
         """`with follower.task("update_actor"):` around one piece of work that the driver asked for."""
@@ -55,7 +62,7 @@ class Follower:
             self.visit()
             if not self._watching and (self.profiler.any_open or self.profiler.has_parts(self._step)):
                 self._watching = True
-                threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
+                OwnThread(self._watch).start()
         if self._step != before:  # who watches opens windows beside it
             self.profiler.prepare_parts(self._step)
         return place

@@ -49,26 +49,26 @@ class Leader:
         self._told_whose = not leads
         self._tracked = leads and trackers.asked()
         self._pid = os.getpid()
-        self._step: int | None = None
+        self.step: int | None = None  # that runs
         self._begin_ns = 0
         self._phases: list[PhaseSpan] = []
         self._dropped = 0
-        self._depth = 0
-        self._names: list[str] = []
+        self._open: dict[int, PhaseSpan] = {}  # by their identity: coroutines end theirs in any order
 
     def begin(self, step: int) -> bool:
         """Step `step` begins; whether windows of the job change with it, which `opened` waits for."""
         if os.getpid() != self._pid:
             return False
-        if self._step == step:
+        if self.step == step:
             return False
-        if self._step is not None:  # its end was never told
-            self.end(self._step)
+        if self.step is not None:  # its end was never told
+            self.end(self.step)
         if not self._told_whose:
             self._told_whose = True
             self._events.write("leads", by=self.by, log=self.by_log)
         waits = self._link.begin(step) if self._link is not None else False
-        self._step, self._begin_ns = step, time.time_ns()
+        self.step, self._begin_ns = step, time.time_ns()
+        self._phases, self._dropped = [], 0  # what ended between two steps is none of either
         if self._now is not None:
             self._now.step(step, self._begin_ns)
         return waits
@@ -78,7 +78,7 @@ class Leader:
         here."""
         if self._link is not None and waits:
             self._link.opened(step)
-        if self._step == step:
+        if self.step == step:
             self._begin_ns = time.time_ns()
             if self._now is not None:
                 self._now.step(step, self._begin_ns)
@@ -86,55 +86,58 @@ class Leader:
     def end(self, step: int, *, cut: bool = False) -> None:
         """Step `step` ended: write it down, and tell it. `cut`: by an error or with the process, before its
         work was done."""
-        if self._step != step or os.getpid() != self._pid:
+        if self.step != step or os.getpid() != self._pid:
             return
-        end_ns, phases, dropped = time.time_ns(), self._phases, self._dropped
-        self._step, self._phases, self._dropped = None, [], 0
+        end_ns, begin_ns, dropped = time.time_ns(), self._begin_ns, self._dropped
+        rows = [
+            (phase.name, max(phase.begin_ns, begin_ns), phase.end_ns, phase.depth)
+            for phase in self._phases
+            if phase.end_ns >= begin_ns
+        ]
+        self.step, self._phases, self._dropped = None, [], 0
         if self._link is not None:
             self._link.end(step)
         if self._now is not None:
             self._now.step(-step, end_ns)
         if dropped:
             log_once(
-                f"step {step} had {len(phases) + dropped} phases: its first {_MOST_PHASES} are written down."
+                f"step {step} had {len(rows) + dropped} phases: its first {_MOST_PHASES} are written down."
                 " A phase belongs around a part of the step, not in an inner loop",
                 key="too many phases",
             )
         self._events.write(
             "step",
             step=step,
-            begin_ns=self._begin_ns,
+            begin_ns=begin_ns,
             end_ns=end_ns,
-            phases=[[phase.name, phase.begin_ns, phase.end_ns, phase.depth] for phase in phases],
+            phases=rows,
             **({"dropped_phases": dropped} if dropped else {}),
             **({"cut": True} if cut else {}),
         )
         if self._tracked and not cut:
-            rows = [(phase.name, phase.begin_ns, phase.end_ns, phase.depth) for phase in phases]
-            trackers.tell(step, self._begin_ns, end_ns, rows)
+            trackers.tell(step, begin_ns, end_ns, rows)
 
     def close(self) -> None:
         """Write down a step that was never ended."""
-        if self._step is not None:
-            self.end(self._step, cut=True)
+        if self.step is not None:
+            self.end(self.step, cut=True)
 
     def phase_begins(self, name: str) -> PhaseSpan:
         """The record of a phase, which `phase_ends` completes."""
-        phase = PhaseSpan(name, time.time_ns(), self._depth)
-        self._depth += 1
-        if self._link is not None and self._step is not None:
-            self._link.phase(self._step, name)
+        phase = PhaseSpan(name, time.time_ns(), len(self._open))
+        self._open[id(phase)] = phase
+        if self._link is not None and self.step is not None:
+            self._link.phase(self.step, name)
         if self._now is not None:
-            self._names.append(name)
             self._now.phase(name, phase.begin_ns)
         return phase
 
     def phase_ends(self, phase: PhaseSpan) -> None:
         phase.end_ns = time.time_ns()
-        self._depth = phase.depth
+        self._open.pop(id(phase), None)
         if self._now is not None:
-            del self._names[self._depth :]
-            self._now.phase(self._names[-1] if self._names else "", phase.end_ns)
+            innermost = next(reversed(self._open.values()), None)
+            self._now.phase(innermost.name if innermost else "", phase.end_ns)
         if len(self._phases) < _MOST_PHASES:
             self._phases.append(phase)
         else:

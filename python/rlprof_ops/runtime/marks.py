@@ -78,7 +78,7 @@ class NowFile:
                 self._map = mmap.mmap(descriptor, SIZE)
             finally:
                 os.close(descriptor)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, struct.error) as error:
             log_once(f"cannot write {path}: {error}; the recorder does not see where this process is")
 
     def step(self, step: int, begin_ns: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from typing import TypeVar, overload
 
     from rlprof_ops.runtime.ranges.range_times import RangeTimes
@@ -25,6 +26,23 @@ class NullContext:
 
 
 NULL_CONTEXT = NullContext()
+
+
+def always_idle(holder: object) -> bool:
+    """Whether nothing is recorded, in code that torch compiles: a graph holds what is annotated alone, and a
+    window has nothing compiled anew. It stands for a method of ours and not for the annotated function: what
+    is wrapped once more by `functools.wraps` would take it along, and torch leave out that wrapper.
+    """
+    return True
+
+
+def compiled_range(profiler: object, name: object) -> AbstractContextManager[None]:
+    """What `range` is in code that torch compiles: nothing, for a graph holds no range, and a window would
+    have it compiled anew.
+    """
+    from contextlib import nullcontext
+
+    return nullcontext()
 
 
 class NullProfiler:
@@ -71,6 +89,8 @@ class NullProfiler:
     def range(self, name: str) -> NullContext:
         return NULL_CONTEXT
 
+    range._torchdynamo_inline = compiled_range  # type: ignore[attr-defined]  # torch traces it instead
+
     if TYPE_CHECKING:
 
         @overload
@@ -79,7 +99,8 @@ class NullProfiler:
         def annotate(self, name: Function) -> Function: ...
 
     def annotate(self, name: object = None) -> object:
-        return name if callable(name) else _unchanged
+        whole = callable(name) or isinstance(name, (staticmethod, classmethod))
+        return check_function(name) if whole else check_function
 
     def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
         return {}
@@ -94,5 +115,13 @@ class NullProfiler:
         return None
 
 
-def _unchanged(function: Function) -> Function:
+def check_function(function: Function) -> Function:
+    """`function`, unchanged.
+
+    Raises:
+        TypeError: it is neither a function nor a method; so one hears of it before a job is watched.
+    """
+    plain = callable(function) or isinstance(function, (staticmethod, classmethod))
+    if isinstance(function, type) or not plain:
+        raise TypeError(f"annotate is for functions and methods, not for {function!r}")
     return function

@@ -11,6 +11,8 @@ import os
 import sys
 
 from rlprof_ops import env_names
+from rlprof_ops.runtime.current_profiler import CURRENT
+from rlprof_ops.runtime.current_profiler import current as current
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function")
 
+# What a request's folders count from, since trainers change theirs later (hydra.job.chdir).
+try:
+    _BEGAN_IN = os.getcwd()
+except OSError:  # it was removed
+    _BEGAN_IN = ""
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
     env_names.REQUEST_JSON,
@@ -88,14 +95,9 @@ def from_env(
         from rlprof_ops.runtime.process.ray_children import keep_profiling
 
         keep_profiling()
-    try:
-        request = request_from_env(os.environ)
-        return _made(request, worker, rank, world_size, reuse=True, without=without, follows=follows)
-    except Exception as error:
-        from rlprof_ops.runtime.process.event_log import log
-
-        log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
-        return NullProfiler()
+    return _or_nothing(
+        lambda: _made(request_from_env(os.environ), worker, rank, world_size, True, without, follows)
+    )
 
 
 def from_request(
@@ -104,8 +106,19 @@ def from_request(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> Profiler | NullProfiler:
-    """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
-    return _made(request, worker, rank, world_size, reuse=False)
+    """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler. Never raises."""
+    return _or_nothing(lambda: _made(request, worker, rank, world_size, reuse=False))
+
+
+def _or_nothing(make: Callable[[], Profiler | NullProfiler]) -> Profiler | NullProfiler:
+    """What `make` makes; where that fails nothing is profiled, and training goes on."""
+    try:
+        return make()
+    except Exception as error:
+        from rlprof_ops.runtime.process.event_log import log
+
+        log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
+        return NullProfiler()
 
 
 def _made(
@@ -136,7 +149,7 @@ def _made(
     from rlprof_ops import backends
     from rlprof_ops.runtime.active_profiler import Profiler
 
-    before = _CURRENT.profiler
+    before = CURRENT.profiler
     leads = (loop or os.environ.get(env_names.LEADS) == "1") and place.rank == 0 and not follows
     if reuse and isinstance(before, Profiler) and not before.closed and before.place == place:
         if leads and not before.leads:  # it followed, until the program told its own steps
@@ -144,21 +157,20 @@ def _made(
         return before
     specs = request.for_worker(place.worker, place.rank) if request else ()
     specs = tuple(spec for spec in specs if spec.backend not in without)
-    _CURRENT.profiler = Profiler(
-        place, specs, with_metrics, request.output_dir if request else None, on_demand, follows
-    )
-    _CURRENT.profiler.elsewhere = without
+    folders = request.in_folder(_BEGAN_IN).output_dir if request else None
+    CURRENT.profiler = Profiler(place, specs, with_metrics, folders, on_demand, follows)
+    CURRENT.profiler.elsewhere = without
     if not without and (on_demand or any(backends.from_outside(spec.backend) for spec in specs)):
         from rlprof_ops.runtime.process import session_file
 
         session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
     if on_demand:
-        _CURRENT.profiler.watch(place.root / watcher.FOLDER)
+        CURRENT.profiler.watch(place.root / watcher.FOLDER)
     if leads:
-        _take_the_lead(_CURRENT.profiler, request)
+        _take_the_lead(CURRENT.profiler, request)
     elif marks.asked():
-        _tell_steps(_CURRENT.profiler)
-    return _CURRENT.profiler
+        _tell_steps(CURRENT.profiler)
+    return CURRENT.profiler
 
 
 def _take_the_lead(found: Profiler, request: ProfileRequest | None) -> None:
@@ -197,7 +209,7 @@ def lead(worker: str, rank: int = 0, world_size: int | None = None, whose: str =
 
     None when nothing is asked, or when a profiler of this process leads already (the code uses our runtime).
     """
-    if not _concerned() or _CURRENT.profiler.leads:
+    if not _concerned() or CURRENT.profiler.leads:
         return None
     named = os.environ.get(env_names.WORKER)  # by `rlprof wrap --worker`, or as the actor was labelled
     from rlprof_ops.runtime.process.worker_identity import DRIVERS
@@ -209,25 +221,6 @@ def lead(worker: str, rank: int = 0, world_size: int | None = None, whose: str =
         _take_the_lead(found, request_from_env(os.environ))
     found.led_by(whose)
     return found
-
-
-class _Current:
-    """The profiler that `from_env` made last in this process, for decorators that were applied before it
-    was there.
-    """
-
-    __slots__ = ("profiler",)
-
-    def __init__(self) -> None:
-        self.profiler: Profiler | NullProfiler = NullProfiler()
-
-
-_CURRENT = _Current()
-
-
-def current() -> Profiler | NullProfiler:
-    """The profiler that this process has made last, or the null profiler."""
-    return _CURRENT.profiler
 
 
 if TYPE_CHECKING:
@@ -248,7 +241,7 @@ def annotate(name: object = None) -> object:
         return NullProfiler().annotate(name)
     from rlprof_ops.runtime.ranges.annotate import decorator
 
-    return decorator(_CURRENT, name)
+    return decorator(CURRENT, name)
 
 
 def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str | int | None]]:
@@ -265,4 +258,6 @@ def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str
 
         if not backends.wraps(on_demand):
             return {}
-    return {"rlprof": {"worker": worker, "rank": rank}}
+    from rlprof_ops.runtime.plain_values import plain_name, whole_number
+
+    return {"rlprof": {"worker": plain_name(worker), "rank": whole_number(rank)}}

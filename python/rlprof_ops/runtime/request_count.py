@@ -5,11 +5,11 @@ that begin or end by them.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
 from rlprof_ops import env_names
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.runtime.profiler import request_from_env
 from rlprof_ops.runtime.step_clock import SupervisorLink
@@ -21,7 +21,7 @@ def tell(read: Callable[[], tuple[int, int, int]]) -> None:
     """Tell what `read` gives from now on, on a thread of its own: how many requests have come and are done
     since the engine began, and the tokens of the longest answer that is being made.
     """
-    threading.Thread(target=_run, args=(read,), name="rlprof-count", daemon=True).start()
+    OwnThread(_run, read).start()
 
 
 def _run(read: Callable[[], tuple[int, int, int]]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlprof_ops import env_names
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.runtime.conversations import Conversations
 from rlprof_ops.runtime.process.event_log import log_once
 
@@ -81,7 +82,7 @@ class RequestLog:
         self._conversations = Conversations()
         self._lost = self._written = 0
         self._writing = threading.Lock()
-        threading.Thread(target=self._run, name="rlprof-requests", daemon=True).start()
+        OwnThread(self._run).start()
         atexit.register(self.flush)
 
     def add(self, row: _Row, *arguments: object) -> None:

@@ -50,3 +50,9 @@ def request_of(env: Mapping[str, str]) -> ProfileRequest | None:
 
     request = request_from_json(text)
     return request if request else None
+
+
+def whole_request_of(env: Mapping[str, str]) -> ProfileRequest | None:
+    """The same, in a job that goes on with what earlier attempts of it brought home already."""
+    whole = env.get(env_names.WHOLE_REQUEST_JSON)
+    return request_of({env_names.REQUEST_JSON: whole} if whole else env)

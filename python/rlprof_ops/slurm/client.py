@@ -37,9 +37,10 @@ WAITING = frozenset(
 )
 _WHOLE_LINE = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
 _SEPARATOR = "\x1f"  # in no job's name that a shell could type
+BESIDE = "rlprof-beside"  # name of each step of ours but that of the supervisors
 MARK = "rlprof:"  # before a run folder in a job's comment
 _RECORDED = re.compile(rf"(?:^|; ){MARK}(/.*)$")
-_FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o", "%k")  # man squeue, --format
+_FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o", "%k", "%A")  # man squeue, --format
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,21 @@ def look_up(job: str) -> tuple[SlurmJob | None, str]:
     return parse_shown(record_of(done.stdout, number)), f"Slurm's answer on job {number} was not understood"
 
 
+def counts_gpus(node: str) -> bool:
+    """Whether Slurm counts the GPUs of a node, as job::addresses of scripts/lib/job.sh asks it; False where
+    it does not answer.
+    """
+    shown = command.run(["scontrol", "show", "node", node], TIMEOUT_S).stdout
+    return re.search(r"(Gres=|CfgTRES=.*gres/)gpu", shown) is not None
+
+
+def kill_wait() -> str:
+    """KillWait in whole seconds, as job::addresses asks it; empty where Slurm does not answer."""
+    shown = command.run(["scontrol", "show", "config"], TIMEOUT_S).stdout
+    found = re.search(r"^KillWait *= *(\d+)", shown, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def record_run_folder(job: str, folder: Path) -> None:
     """Write a run folder into the job's comment, after what its user wrote there, as
     slurm::record_run_folder of scripts/lib/slurm.sh does. A Slurm that refuses is no error.
@@ -161,7 +177,9 @@ def record_of(shown: str, number: str) -> str:
     job that an array's number names, it prints all elements. The first one where none has the number.
     """
     records = re.split(r"\n\s*(?=JobId=\d+ )", shown.strip())
-    return next((record for record in records if record.startswith(f"JobId={number} ")), records[0])
+    array, _, task = number.partition("_")
+    wanted = rf"JobId=\d+ ArrayJobId={array} ArrayTaskId={task} " if task else f"JobId={number} "
+    return next((record for record in records if re.match(wanted, record)), records[0])
 
 
 def parse_shown(text: str) -> SlurmJob | None:
@@ -254,7 +272,8 @@ def mine(timeout_s: float = TIMEOUT_S) -> list[SlurmJob]:
     rows = (line.split(_SEPARATOR) for line in done.stdout.splitlines())
     return [
         SlurmJob(
-            id=row[0],
+            id=row[11],
+            element=_element(*row[0].replace("[", "").replace("]", "").partition("_")[::2]),
             state=row[1],
             elapsed=_full_clock(row[2]),
             time_limit=row[3],
@@ -271,9 +290,18 @@ def mine(timeout_s: float = TIMEOUT_S) -> list[SlurmJob]:
     ]
 
 
-def signal_step(job: str, signal: str) -> bool:
-    """Signal the tasks of the job's one step; False when there is no such step (not begun, or over)."""
-    return run(["scancel", f"--signal={signal}", f"{job}.0"]).returncode == 0
+def signal_step(job: SlurmJob, signal: str) -> bool:
+    """Signal the job's supervisors; False when there is no such step (not begun, or over)."""
+    step = first_step(job.alone)
+    return bool(step) and run(["scancel", f"--signal={signal}", step]).returncode == 0
+
+
+def first_step(job: str) -> str:
+    """The id of the supervisors' step, as slurm::step of scripts/lib/slurm.sh finds it; "" without one."""
+    rows = run([*("squeue", "--all", "--steps", "--noheader"), f"--jobs={job}", "--format=%i %j"]).stdout
+    steps = (row.strip().partition(" ")[::2] for row in rows.splitlines())
+    found = [id for id, name in steps if id.rpartition(".")[2].isdigit() and name.strip() != BESIDE]
+    return min(found, key=lambda id: int(id.rpartition(".")[2]), default="")
 
 
 def cancel(job: SlurmJob) -> None:

@@ -4,34 +4,71 @@ and for one that starts again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rlprof_ops import env_names
+from rlprof_ops.backends.report_names import trigger_number
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job import attempt
-from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window, load_request
+from rlprof_ops.host import foreign
+from rlprof_ops.job import attempt, run_json
+from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.request import (
+    CaptureSpec,
+    ProfileRequest,
+    Steps,
+    Window,
+    load_request,
+    request_from_dict,
+)
 
 
 def asked_now(job: str, run: Path, env: Mapping[str, str]) -> ProfileRequest:
-    """The request of an environment, without what earlier attempts of this job brought home whole.
+    """What a job was asked, without what earlier attempts of it brought home whole; the arguments are those
+    of `asked_at_first`.
+    """
+    return left_after(_earlier(job, run, env), asked_at_first(job, run, env))
+
+
+def asked_at_first(job: str, run: Path, env: Mapping[str, str]) -> ProfileRequest:
+    """The request of an environment; where it asks nothing, the one that the trainer's own configuration made
+    in an earlier attempt.
 
     Args:
         job: with its attempt, as in the name of its run folder `run`; those of the others lie beside it.
         env: has the numbers of the attempts that have a manifest.
     """
     asked = load_request(env=env)
+    told = () if asked else map(_told_by_trainer, _earlier(job, run, env))
+    return next(filter(None, told), asked)
+
+
+def _earlier(job: str, run: Path, env: Mapping[str, str]) -> list[Path]:
+    """The run folders of earlier attempts, the first one first."""
     numbers = env.get(env_names.EARLIER_ATTEMPTS, "").split()
     names = (attempt.name(attempt.job_of(job), int(number)) for number in numbers)
-    return left_after([run.parent / attempt.folder_name(name) for name in names], asked)
+    return [run.parent / attempt.folder_name(name) for name in names]
+
+
+def _told_by_trainer(folder: Path) -> ProfileRequest:
+    """One that cannot be read, or has secrets that the file does not, is none: the trainer tells it again,
+    whole.
+    """
+    record = foreign.read_object(RunFolder(folder).run_json)
+    if record.get("request_by") == run_json.BY_TRAINER:
+        with contextlib.suppress(RlprofError):
+            told = request_from_dict(record.get("request"), f"{folder}/run.json")
+            return ProfileRequest() if run_json.masked_names(told) else told
+    return ProfileRequest()
 
 
 def left_after(earlier: Iterable[Path], asked: ProfileRequest) -> ProfileRequest:
     """What a job that goes on has still to take, with a note on each of its `earlier` run folders. An attempt
-    whose manifest cannot be read has taken nothing. What waits until something is found goes on waiting, with
-    its whole budget.
+    whose manifest cannot be read, or was made while it ran, has taken nothing. What waits until something is
+    found goes on waiting, with its whole budget.
     """
     known, notes = list[Manifest](), list(asked.notes)
     for folder in earlier:
@@ -39,6 +76,11 @@ def left_after(earlier: Iterable[Path], asked: ProfileRequest) -> ProfileRequest
             manifest = Manifest.load(folder)
         except (RlprofError, OSError) as error:
             notes.append(f"what an earlier attempt took is asked again: {error}")
+            continue
+        if manifest.running:
+            notes.append(
+                f"what an earlier attempt took is asked again: {folder} has a manifest from while it ran"
+            )
             continue
         known.append(manifest)
         whole = sum(capture.state in WHOLE for capture in manifest.captures)
@@ -51,8 +93,7 @@ def left_after(earlier: Iterable[Path], asked: ProfileRequest) -> ProfileRequest
     left = replace(asked, captures=tuple(replace(spec, when=None) for spec in asked.captures if spec.is_on))
     for manifest in known:
         left = missing_request(manifest, left)
-    waiting = tuple(replace(spec, steps=Steps()) for spec in asked.captures if spec.waits)
-    return replace(left, captures=(*left.captures, *waiting), notes=tuple(notes))
+    return replace(left, captures=(*left.captures, *_waiting(asked.captures)), notes=tuple(notes))
 
 
 def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest:
@@ -60,13 +101,15 @@ def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest
     whole.
 
     Ranks that miss the same steps of a worker become one capture. In phase mode a step is asked again whole,
-    since a phase cannot be asked alone. A pattern that no worker matched is asked again as it was, and so is
-    the whole request when the manifest lists nothing.
+    since a phase cannot be asked alone. What a `when` opened waits for it again, with its whole budget, and
+    what a person asked of the running job is not asked again. A pattern that no worker matched is asked again
+    as it was, and so is the whole request when the manifest lists nothing that was planned.
     """
-    if not manifest.captures:
+    planned = [capture for capture in manifest.captures if not capture.asked_by]
+    if not planned:
         return asked
     steps: dict[tuple[int, str, int | None], set[tuple[int, int | None]]] = {}
-    for capture in manifest.captures:
+    for capture in planned:
         if capture.state in WHOLE:
             continue
         for number in _specs_of(capture, asked):
@@ -82,7 +125,15 @@ def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest
         spec = asked.captures[number]
         numbers = spec.ranks if None in found else tuple(sorted(rank for rank in found if rank is not None))
         specs.append(replace(spec, workers=(worker,), ranks=numbers, steps=runs, origins={}))
-    return replace(asked, captures=tuple(specs), notes=())
+    lost = {trigger_number(capture.asked_by) for capture in manifest.captures}
+    lost -= {number + 1 for number, _, _ in ranks}  # these wait as they take their steps
+    again = _waiting(spec for number, spec in enumerate(asked.captures, 1) if number in lost)
+    return replace(asked, captures=(*specs, *again), notes=())
+
+
+def _waiting(specs: Iterable[CaptureSpec]) -> tuple[CaptureSpec, ...]:
+    """Those that wait until something is found, without their steps."""
+    return tuple(replace(spec, steps=Steps()) for spec in specs if spec.waits)
 
 
 def _specs_of(capture: CaptureResult, asked: ProfileRequest) -> Iterable[int]:

@@ -8,12 +8,14 @@ import contextlib
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.job import attempt, run_json
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
@@ -26,8 +28,27 @@ _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, env_names.HOME, env_names.JOB, "COMM
 
 
 def request_of(folder: Path) -> ProfileRequest:
-    """What the job was asked, from its run.json. Raises RlprofError without one."""
+    """What the job was asked, from its run.json, where secrets in it are ***. Raises RlprofError without
+    one.
+    """
     return request_from_dict(_run_record(folder).get("request") or {}, origin=f"{folder}/run.json")
+
+
+def with_secrets(request: ProfileRequest, env: Mapping[str, str]) -> ProfileRequest:
+    """The same with variables of a shell for those that run.json masks in `env` of its captures. Raises
+    UsageError naming what is masked and not set.
+    """
+    captures = []
+    for spec in request.captures:
+        given = {name: env.get(name, value) if MASK in value else value for name, value in spec.env.items()}
+        captures.append(replace(spec, env=given))
+    filled = replace(request, captures=tuple(captures))
+    if masked := dict.fromkeys(run_json.masked_names(filled)):
+        raise UsageError(
+            f"run.json holds the request with {', '.join(masked)} masked; set the variables of its `env` here"
+            " too, or submit what is missing with rlprof submit"
+        )
+    return filled
 
 
 def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[SubmitRequest, list[str]]:
@@ -35,13 +56,13 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[SubmitRequest, li
 
     Raises RlprofError when the run folder does not tell its command, UsageError when it is somebody else's.
     """
-    if folder.stat().st_uid != os.getuid():
+    if not _is_ours(folder):
         raise UsageError(
             f"{folder} is another user's: its command would run as you; submit your own with rlprof submit"
         )
-    found = read_record(folder, env)
-    if found is not None:
-        return found, []
+    for submitted in (folder, attempt.first(folder)):  # a requeue gives a job a new folder, and no submission
+        if _is_ours(submitted) and (found := read_record(submitted, env)) is not None:
+            return found, []
     record = _run_record(folder)
     command = str(record.get("command") or "")
     if MASK in command:
@@ -55,6 +76,12 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[SubmitRequest, li
         " flag of sbatch; give those it needs"
     )
     return SubmitRequest(sbatch=words, command=command or None, knobs=_knobs_of(folder)), [note]
+
+
+def _is_ours(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return folder.lstat().st_uid == os.getuid()
+    return False
 
 
 def _run_record(folder: Path) -> dict[str, Any]:

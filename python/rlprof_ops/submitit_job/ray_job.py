@@ -11,27 +11,33 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import command, foreign, ports
-from rlprof_ops.job import attempt
+from rlprof_ops.host import atomic, command, foreign, ports
+from rlprof_ops.job import attempt, harvest_job
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.job.knobs import Settings, home, read_knobs
-from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
+from rlprof_ops.job.knobs import (
+    OF_BATCH_SCRIPT,
+    WITHOUT_BATCH_SCRIPT,
+    Settings,
+    filled,
+    home,
+    read_knobs,
+)
+from rlprof_ops.job.supervisor_env import HeadAddress, node_command, python_environment, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
+from rlprof_ops.request.check import refuse_unheard
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import client
-from rlprof_ops.submitit_job import head_server, rendezvous, task_context
+from rlprof_ops.submitit_job import head_server, rendezvous, task_commands, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
-from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
+from rlprof_ops.supervisor.node.node_state import CAUSES, ToldToEnd
+from rlprof_ops.supervisor.task_process import TaskProcess, handed_on
 from rlprof_ops.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -39,8 +45,12 @@ if TYPE_CHECKING:
 
 _OWN = ("COMMAND", env_names.REQUEST, env_names.HOME, "BASE_LOG_DIR")
 _ASKS = tuple(name for name in REQUEST_VARIABLES if name not in _OWN)
-_LAST_SECONDS = 10.0  # of a job's time, left for submitit to save and to requeue
-_HARVEST_AGAIN_S = 20.0
+_CLOSED = tuple(name for name in _ASKS if name != "RLPROF_OUTPUT_DIR")
+_KEPT = (env_names.NSYS, "OMP_NUM_THREADS", "RLPROF_SITE_ENV", "CONTAINER", "MOUNTS")  # of the shell's
+_OF_BATCH_SCRIPT_ALONE = (
+    "ray.sub alone keeps it: here submitit makes the srun line. Give srun's own options to the executor"
+    " (slurm_srun_args=['--container-image=…']), or submit ray.sub."
+)
 
 
 @dataclass
@@ -72,11 +82,13 @@ class RayJob:
         self.command = self.command if isinstance(self.command, str) else shlex.join(self.command)
         self.request = _as_request(self.request)
         self.settings = _checked(self.settings)
+        refuse_unheard(self.request, _with_files(self.settings))
         self.log_dir = os.path.abspath(self.log_dir) if self.log_dir is not None else None
         self._process: TaskProcess | None = None
+        self._told: signal.Signals | None = None  # the first order to end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {**self.__dict__, "_process": None, "_told": None}
 
     # ---- a task
     # ------------------------------------------------------------------------------------------------
@@ -88,24 +100,20 @@ class RayJob:
         place = task_context.take(str(self.log_dir) if self.log_dir else None)
         run = RunFolder(place.run_dir)
         ends = _ExitCode(place)
-        if place.rank == 0:
-            env = self._open(place, run)
-        else:
-            seconds = float(Settings.load(self._knobs())["RLPROF_READY_SECONDS"])
-            addresses = rendezvous.addresses_of_head(os.environ, place.nodes[0])
-            number = rendezvous.number_of(place.job)
-            found = rendezvous.wait(
-                run,
-                seconds,
-                place.rank,
-                len(place.nodes),
-                lambda: head_server.ask(addresses, number, run.read_token, place.rank),
-            )
-            env = self._environment(place, run, found)
-        self._process = TaskProcess(env)
-        with self._signals(place), _when_submitit_gives_up(self._process):
-            self._process.wait()
-        ends.code = self._process.exit_code()
+        self._process = self._told = None
+        with handed_on(self._signals(place), self._tell):
+            try:
+                env = self._open(place, run) if place.rank == 0 else self._join(place, run)
+            except ToldToEnd as told:
+                return _summary(place, told.exit_code)
+            self._process = TaskProcess(node_command(), env)
+            if self._told is not None:
+                self._process.tell(self._told)
+            with _when_submitit_gives_up(self._process):
+                self._process.wait()
+            ends.code = self._process.exit_code()
+            with _when_submitit_gives_up(self._process):
+                task_commands.bring_home(place, env, ends.code)
         harvest = _order_harvest(place, env) if env.get("RLPROF_HARVEST_JOB") == "1" else ""
         return dataclasses.replace(_summary(place, ends.code), harvest_job=harvest)
 
@@ -124,15 +132,18 @@ class RayJob:
             client.record_run_folder(place.job.partition(".")[0], run.path)
         try:
             run.write_token()
-            for folder in place.earlier:
-                _make_manifest(folder)
-            (run.path / "request.json").write_text(self.request.to_json() + "\n", encoding="utf-8")
+            env = self._variables()
+            ours = python_environment(env)
+            task_commands.make_manifests(place.earlier, run, ours, lambda: self._told is not None)
+            atomic.write(run.request, self.request.to_json() + "\n", mode=0o600)
             gcs, control = ports.free_pair(rendezvous.number_of(place.job))
-            settings = Settings.load(self._knobs())
+            settings = Settings.load(env)
             found = rendezvous.Rendezvous(
-                rendezvous.own_address(os.environ),
+                rendezvous.own_address(env if place.cluster == "slurm" else {}),
                 settings.number("PORT") or gcs,
                 settings.number("RLPROF_CONTROL_PORT") or control,
+                place.cluster == "slurm" and client.counts_gpus(place.nodes[0]),
+                client.kill_wait() if place.cluster == "slurm" else "",
             )
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -146,67 +157,65 @@ class RayJob:
                 head_server.HeadServer(dataclasses.asdict(found), run.read_token(), number, others)
         return self._environment(place, run, found)
 
-    def _knobs(self) -> dict[str, str]:
-        return {**self.settings, "COMMAND": str(self.command)}
+    def _join(self, place: task_context.TaskContext, run: RunFolder) -> dict[str, str]:
+        """Another task's part: wait for the first one. Raises RlprofError where that could not start or is
+        not heard of, ToldToEnd when that order comes first.
+        """
+        addresses = rendezvous.addresses_of_head(os.environ, place.nodes[0])
+        number = rendezvous.number_of(place.job)
+
+        def ask() -> dict[str, Any] | None:
+            if self._told is not None:
+                raise ToldToEnd(CAUSES[self._told], "the first task had said where the head is")
+            return head_server.ask(addresses, number, run.read_token, place.rank)
+
+        seconds = float(Settings.load(self._variables())["RLPROF_READY_SECONDS"])
+        found = rendezvous.wait(run, seconds, place.rank, len(place.nodes), ask)
+        return self._environment(place, run, found)
+
+    def _variables(self) -> dict[str, str]:
+        own_folder = {"RLPROF_OUTPUT_DIR": ""} if self.request.output_dir else {}  # goes before the site's
+        return _with_files({**self.settings, **own_folder, "COMMAND": str(self.command)})
 
     def _environment(
         self, place: task_context.TaskContext, run: RunFolder, found: rendezvous.Rendezvous
     ) -> dict[str, str]:
-        """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the
-        contract of ray.sub.
-        """
-        foreign = {*read_knobs(), env_names.REQUEST_JSON} - {
-            env_names.NSYS,
-            "OMP_NUM_THREADS",
-            "RLPROF_SITE_ENV",
-            "CONTAINER",
-            "MOUNTS",
-        }
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))
-        }
+        """What scripts/node.sh gets: the job's variables, and the contract of ray.sub."""
+        env = self._variables()
         if place.cluster != "slurm":
             env = {name: value for name, value in env.items() if not name.startswith("SLURM")}
-        env |= self._knobs()
-        env[env_names.REQUEST] = str(run.path / "request.json")
-        if place.cluster != "slurm":
-            env.pop("RLPROF_HARVEST_JOB", None)
+        env[env_names.REQUEST] = str(run.request)
+        harvests = place.cluster == "slurm" and harvest_job.is_wanted(
+            Settings.load(env), len(place.nodes), env
+        )
         head = HeadAddress(found.head_ip, found.gcs_port, found.control_port)
         earlier = [attempt.number_of(attempt.of_folder(folder) or "") for folder in place.earlier]
-        ours = supervisor_env(place.job, run, place.node, place.nodes, head, earlier)
+        ours = supervisor_env(
+            place.job, run, place.node, place.nodes, head, earlier,
+            harvest_job=harvests, slurm_counts_gpus=found.slurm_counts_gpus, kill_wait=found.kill_wait,
+        )  # fmt: skip
         return python_environment(env | ours)
 
     # ---- signals
     # -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _signals(self, place: task_context.TaskContext) -> Any:
-        """Pass an order to end on to the supervisor, which drains.
+    def _signals(self, place: task_context.TaskContext) -> dict[signal.Signals, signal.Signals]:
+        """What the supervisor, which drains, is told at which signal.
 
         submitit ignores SIGTERM and ends a job without `requeue` with an error at SIGUSR2; with `requeue` its
         handler stays, and calls `checkpoint`. Only the first task drains at SIGUSR2: its head tells the
         others.
         """
-        process = self._process
-        assert process is not None
         asks = {signal.SIGTERM: signal.SIGTERM, signal.SIGINT: signal.SIGTERM}
         if not self.requeue and place.rank == 0 and place.cluster in ("slurm", "local"):
             asks[_submitits_signal()] = signal.SIGUSR2
+        return asks
 
-        def handler(number: int, frame: FrameType | None) -> None:
-            process.tell(asks[signal.Signals(number)])
-
-        try:
-            before = {number: signal.signal(number, handler) for number in asks}
-        except ValueError:  # not the main thread: signals are somebody else's
-            before = {}
-        try:
-            yield
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
+    def _tell(self, order: signal.Signals) -> None:
+        """Tell the supervisor; keep an order that comes before it is started."""
+        self._told = self._told or order
+        if self._process is not None:
+            self._process.tell(order)
 
     def checkpoint(self) -> DelayedSubmission | None:
         """For submitit, at its signal: drain, then this job with what is missing; None when it was not
@@ -223,56 +232,45 @@ class RayJob:
 
     def _seconds_left(self) -> float:
         """For the drain: what it may take by the knobs, and no longer than the job has."""
-        settings = Settings.load(self._knobs())
+        settings = Settings.load(self._variables())
         seconds = float(
             settings.number("RLPROF_DRAIN_SECONDS") + settings.number("RLPROF_HARVEST_SECONDS") + 15
         )
-        end = os.environ.get("SLURM_JOB_END_TIME", "")
-        if end.isdigit():
-            seconds = min(seconds, float(end) - time.time() - _LAST_SECONDS)
-        return max(1.0, seconds)
+        return max(1.0, task_commands.seconds_within_job(seconds, os.environ))
 
 
 def _order_harvest(place: task_context.TaskContext, env: Mapping[str, str]) -> str:
     """Submit the job that harvests this one, as ray.sub does; empty where it is harvested already, also by
     us since sbatch refuses.
     """
-    if place.rank or (place.run_dir / "manifest.json").exists():
+    from rlprof_ops.collect.harvest.manifest import Manifest
+
+    if place.rank or Manifest.is_final(place.run_dir):
         return ""
     script = home() / "scripts" / "submit_harvest.sh"
     done = command.run(["bash", str(script), str(place.run_dir)], 60, env)
     if done.returncode == 0:
         return done.stdout.strip()
     print(f"rlprof: the harvest is no job of its own, sbatch said: {done.stderr.strip()}", file=sys.stderr)
-    _make_manifest(place.run_dir)
+    task_commands.harvest_here(place, env)
     return ""
-
-
-def _make_manifest(folder: Path) -> None:
-    """Of an attempt that was killed before its harvest, as far as that can be done."""
-    from rlprof_ops.collect.harvest.manifest import FILE
-    from rlprof_ops.collect.harvest.run_harvest import harvest
-
-    if not (folder / FILE).exists():
-        with contextlib.suppress(RlprofError):
-            harvest(folder, content_budget_s=_HARVEST_AGAIN_S)
 
 
 def _summary(place: task_context.TaskContext, code: int) -> RunSummary:
     from rlprof_ops.collect.harvest.manifest import Manifest
 
-    manifest = None
-    end: dict[str, Any] = {}
+    record = foreign.read_object(place.run_dir / "run.json")
+    end = foreign.an_object(record.get("end"))
+    manifest, asked = None, False
     if place.rank == 0:
         with contextlib.suppress(RlprofError):
+            asked = bool(request_from_dict(foreign.an_object(record.get("request"))))
+        with contextlib.suppress(RlprofError):
             manifest = Manifest.load(place.run_dir)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        end = foreign.read(place.run_dir / "run.json").get("end") or {}
     cause = str(end.get("cause") or EndCause.STARTUP_FAILED)
     detail = str(end.get("detail") or "")
-    return RunSummary(
-        code, str(place.run_dir), cause, detail, place.rank, manifest, tuple(map(str, place.earlier))
-    )
+    earlier = tuple(map(str, place.earlier))
+    return RunSummary(code, str(place.run_dir), cause, detail, place.rank, manifest, earlier, asked=asked)
 
 
 def _as_request(given: Any) -> ProfileRequest:
@@ -285,20 +283,35 @@ def _as_request(given: Any) -> ProfileRequest:
     return load_request(os.fspath(given))
 
 
+def _with_files(knobs: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without anybody's knobs, with `knobs` and what the files of site and trainer
+    add. What is asked comes from RayJob alone; where reports go, a site may say.
+    """
+    foreign = {*read_knobs(), env_names.REQUEST_JSON} - {*_KEPT}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))
+    }
+    return filled({**env, **dict.fromkeys(_CLOSED, ""), **WITHOUT_BATCH_SCRIPT, **knobs})
+
+
 def _checked(settings: Mapping[str, str]) -> dict[str, str]:
     """The knobs as text; every wrong name and value in one UsageError."""
     knobs = read_knobs()
     problems = []
-    for name in settings:
+    for name, value in settings.items():
         if name in _OWN or name in _ASKS:
             problems.append(f"settings[{name!r}]: give it to RayJob itself (command=, request=, log_dir=).")
+        elif name in OF_BATCH_SCRIPT and value != WITHOUT_BATCH_SCRIPT.get(name):
+            problems.append(f"settings[{name!r}]: {_OF_BATCH_SCRIPT_ALONE}")
         elif name not in knobs:
             hint = did_you_mean(name, knobs)
             problems.append(f"settings[{name!r}]: no such knob.{hint} All knobs: docs/knobs.md.")
     text = {name: str(value) for name, value in settings.items()}
     if not problems:
         try:
-            Settings.load(text)
+            Settings.load(_with_files(text))
         except UsageError as error:
             problems.append(str(error))
     if problems:

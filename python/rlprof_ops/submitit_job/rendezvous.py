@@ -5,8 +5,10 @@ TCP, and writes a file for those that cannot reach it so.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -14,9 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.errors import RlprofError
+from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import atomic, command, foreign, ports
 from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.job.node_context import node_name
 from rlprof_ops.words import limit
 
 _NAME = "rendezvous.json"
@@ -28,11 +31,15 @@ _ASK_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the head is. With `failed` set the first task could not start, and why."""
+    """Where the head is, and what Slurm is asked once: whether it counts GPUs here, and its KillWait. With
+    `failed` set the first task could not start, and why.
+    """
 
     head_ip: str = ""
     gcs_port: int = 0
     control_port: int = 0
+    slurm_counts_gpus: bool = False
+    kill_wait: str = ""
     failed: str = ""
 
 
@@ -94,13 +101,16 @@ def number_of(job: str) -> int:
 def own_address(env: Mapping[str, str]) -> str:
     """The IPv4 address at which other nodes reach this one; 127.0.0.1 without other nodes.
 
-    Slurm's own address of the node first (as ray.sub does), then the one srun was started from, the resolver,
-    the route. Each is tried by binding a socket to it: an address of another interface or host does not
-    serve.
+    In a Slurm job that on RLPROF_INTERFACE where it is set (as ray.sub does). Else Slurm's own address of the
+    node first, then the one srun was started from, the resolver, the route. Each is tried by binding a socket
+    to it: an address of another interface or host does not serve.
 
     Raises:
+        UsageError: nothing here is on RLPROF_INTERFACE.
         RlprofError: no address serves.
     """
+    if env.get("SLURM_JOB_ID") and (wanted := env.get("RLPROF_INTERFACE")):
+        return _address_on(wanted, node_name(env))
     if int(env.get("SLURM_JOB_NUM_NODES") or 1) == 1:
         return "127.0.0.1"
     for candidate in (_address_of_slurm, _address_of_srun, _address_of_resolver, _address_of_route):
@@ -111,6 +121,26 @@ def own_address(env: Mapping[str, str]) -> str:
         f"node {os.uname().nodename}: no IPv4 address that other nodes could reach (asked Slurm, the resolver"
         " and the routes)."
     )
+
+
+def _address_on(wanted: str, node: str) -> str:
+    """This node's first IPv4 address on an interface such as `ib0`, or in a network such as `10.1.0.0/16`:
+    slurm::_address_on of scripts/lib/slurm.sh.
+    """
+    rows = [line.split() for line in command.output_of("ip", "-4", "-o", "addr", "show").splitlines()]
+    known = [(row[1].partition("@")[0], row[3]) for row in rows if len(row) > 3]
+    for name, address in known:
+        if name == wanted or _is_within(address.partition("/")[0], wanted):
+            return address.partition("/")[0]
+    has = " ".join(f"{name}={address}" for name, address in known) or "none (is iproute2 installed?)"
+    raise UsageError(f"RLPROF_INTERFACE={wanted}: node {node} has no IPv4 address there. It has: {has}.")
+
+
+def _is_within(address: str, network: str) -> bool:
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"[0-9.]+/[0-9]+", network):
+            return ipaddress.IPv4Address(address) in ipaddress.IPv4Network(network, strict=False)
+    return False
 
 
 def _address_of_slurm(env: Mapping[str, str]) -> str:

@@ -24,8 +24,9 @@ class RunSummary:
         rank: the task; only rank 0 has a manifest.
         manifest: None also when the job's end had no time for the harvest; `HarvestRun(run_dir)` makes it up.
         earlier: run folders of attempts before a requeue, with their own manifests.
-        harvest_job: with RLPROF_HARVEST_JOB=1 the job that makes manifest and report after this one;
-            `rlprof_ops.wait_for` waits for it and fills in the manifest.
+        harvest_job: the job that makes manifest and report after this one, where RLPROF_HARVEST_JOB asks for
+            it; `rlprof_ops.wait_for` waits for it and fills in the manifest.
+        asked: whether this attempt was to capture anything, as the first task knows.
     """
 
     exit_code: int
@@ -36,6 +37,7 @@ class RunSummary:
     manifest: Manifest | None = None
     earlier: tuple[str, ...] = ()
     harvest_job: str = ""
+    asked: bool = False
 
     def __repr__(self) -> str:
         """`RunSummary(exit code 0, 5 of 5 captures, /shared/me/4711-logs/report.html)`."""
@@ -64,6 +66,8 @@ class RunSummary:
         if states:
             whole = sum(state in WHOLE for state in states)
             found.append(f"{whole} of {len(states)} captures")
+        if self.asked and self.manifest is None:
+            found.append("not harvested")
         return [*found, self.report or self.run_dir]
 
     @property
@@ -74,8 +78,11 @@ class RunSummary:
 
     @property
     def ok(self) -> bool:
-        """The command succeeded and no planned report is missing."""
-        return self.exit_code == 0 and (self.manifest is None or self.manifest.complete)
+        """The command succeeded and no planned report is missing; False as long as nobody has harvested what
+        was asked.
+        """
+        harvested = not self.asked if self.manifest is None else self.manifest.complete
+        return self.exit_code == 0 and harvested
 
     def captures(self) -> dict[str, str]:
         """Capture id -> state over this and the earlier attempts; a whole one wins over what an attempt

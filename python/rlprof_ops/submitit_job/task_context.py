@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import background
 from rlprof_ops.job import attempt
+
+LOOK_S = 15.0  # for one look at shared storage
 
 
 @dataclass(frozen=True)
@@ -87,4 +91,11 @@ def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
 
 def _existing(base: Path, names: list[str]) -> tuple[Path, ...]:
     folders = (base / attempt.folder_name(name) for name in names)
-    return tuple(folder for folder in folders if (folder / "run.json").is_file())
+    return tuple(folder for folder in folders if _is_run(folder))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it is a run folder; not where the storage does not answer, which keeps no attempt waiting."""
+    with contextlib.suppress(TimeoutError):
+        return background.in_time((folder / "run.json").is_file, seconds=LOOK_S)
+    return False

@@ -22,6 +22,7 @@ from rlprof_ops.collect.event_logs import ProcessLog, read_node
 from rlprof_ops.host import command
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.folders import pinned_run
+from rlprof_ops.redact import redact_text
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import control_channel
@@ -106,7 +107,7 @@ def living(logs: list[ProcessLog]) -> list[ProcessLog]:
 
 def stacks_of(pid: int) -> str:
     """The Python stacks of a process of this machine, by py-spy from outside: it need not answer. Else why
-    there are none.
+    there are none. Above the stacks py-spy writes the whole command line, so secrets in it are masked.
     """
     tool = _py_spy()
     if tool is None:
@@ -119,8 +120,8 @@ def stacks_of(pid: int) -> str:
             if "ermission" in reason
             else ""
         )
-        return f"py-spy: {reason}{hint}"
-    return done.stdout
+        return redact_text(f"py-spy: {reason}{hint}")
+    return redact_text(done.stdout)
 
 
 def _py_spy() -> str | None:

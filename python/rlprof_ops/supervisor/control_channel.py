@@ -43,12 +43,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Joined(Message):
-    """A node has proved that it belongs to the job. `before`: how its last supervisor ended."""
+    """A node has proved that it belongs to the job. `before`: how its last supervisor ended; `folder`: its
+    node folder.
+    """
 
     node: str
     ip: str
     pid: int = 0
     before: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)

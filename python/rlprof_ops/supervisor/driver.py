@@ -35,6 +35,12 @@ def session_words(request: ProfileRequest, python: str) -> list[str]:
     return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 
 
+def variables_of(request: ProfileRequest) -> dict[str, str]:
+    """The `env` of the captures that select the driver under any of its names, whatever takes them."""
+    specs = [spec for name in DRIVERS for spec in request.for_worker(name, 0)]
+    return {name: value for spec in specs for name, value in spec.env.items()}
+
+
 class Driver:
     """COMMAND as a process group of its own, the keeper's child: it outlives us, as does its exit code."""
 
@@ -57,13 +63,16 @@ class Driver:
 
         In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
         """
-        script.unlink(missing_ok=True)
-        with open(
-            os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(command + "\n")
         argv = [*wrap, "bash", str(script)]
-        state.request_driver({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        try:
+            script.unlink(missing_ok=True)
+            with open(
+                os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(command + "\n")
+            state.request_driver({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        except OSError as error:
+            raise RlprofError(f"the driver did not start: {error}") from error
         if os.getppid() == state.keeper:  # else it is gone, and we are told to end
             os.kill(state.keeper, START_DRIVER)
         told = await _look(state, "pid", "failed", seconds=_START_SECONDS)
@@ -74,7 +83,7 @@ class Driver:
     @classmethod
     def find(cls, state: NodeState) -> Driver | None:
         """The one that a supervisor before has had started."""
-        told = state.driver()
+        told = state.driver.read()
         return cls(NodeProcess(told["pid"], told["started"]), state) if "pid" in told else None
 
     async def wait(self) -> int:
@@ -93,7 +102,7 @@ async def _look(state: NodeState, *names: str, seconds: float) -> dict[str, Any]
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while True:
-        told = state.driver()
+        told = state.driver.read()
         if any(name in told for name in names) or loop.time() > until:
             return told
         await asyncio.sleep(_LOOK_S)

@@ -18,6 +18,7 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.extras import installed_version
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
+from rlprof_ops.job import run_json
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause, why_job_ends
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
@@ -25,7 +26,7 @@ from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay, job_end
 from rlprof_ops.supervisor.control_channel import ControlServer, Drained, Failed, Joined, Lost, Message, RayUp
-from rlprof_ops.supervisor.driver import Driver, session_words
+from rlprof_ops.supervisor.driver import Driver, session_words, variables_of
 from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import GROUP_CLEANUP, Node
 from rlprof_ops.supervisor.node.node_state import End, ToldToEnd, first_of
@@ -37,10 +38,11 @@ from rlprof_ops.supervisor.steps.step_relay import StepMessage
 
 REJOIN_SECONDS = 30.0  # in which a node finds the head's new supervisor
 _OF_COLLECTIVES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")  # reported, never changed
+_OF_THE_JOB = (env_names.REQUEST_JSON, env_names.WHOLE_REQUEST_JSON)
 _OF_A_SHELL = {
     "RAY_ADDRESS",
     "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN_PATH",
+    env_names.RAY_TOKEN_PATH,
     "PYTHONPATH",
     "PATH",
     "CONTAINER",
@@ -268,7 +270,7 @@ class Head:
             command,
             place.folder.path / "command.sh",
             log,
-            node.environment() | {env_names.LEADS: "1"},
+            self._driver_environment(),
             Path(os.environ.get("SLURM_SUBMIT_DIR") or node.cwd),
             node.state,
             session_words(node.request, sys.executable) if adapters else (),
@@ -276,6 +278,14 @@ class Head:
         self.run_record.driver_started()
         node.journal.say(f"the driver runs; its output: {place.run.logs / log.name}")
         return driver
+
+    def _driver_environment(self) -> dict[str, str]:
+        """A driver may hand its variables on to workers of a node whose folder can have another path."""
+        place = self.node.place
+        env = self.node.environment() | variables_of(self.node.request) | {env_names.LEADS: "1"}
+        if not self.others.all_have(str(place.folder.path)):
+            env[env_names.RAY_TOKEN_PATH] = str(place.run.token)
+        return env
 
     async def _write_attach_file(self) -> None:
         """Write what `attach.sh` reads, and only then say that one can attach."""
@@ -326,7 +336,7 @@ class Head:
     def take_request(self, request: ProfileRequest) -> None:
         """Go by the trainer's own request."""
         self.node.go_by(request)
-        self.run_record.put(request=request.to_dict())
+        self.run_record.put(request=run_json.shown_request(request), request_by=run_json.BY_TRAINER)
         self.state_file.take_request(request)
 
     def task_ended(self, name: str, how: str) -> None:
@@ -405,9 +415,10 @@ def write_attach_file(place: NodeContext, env: Mapping[str, str]) -> None:
     names = [
         name
         for name in env
-        if name in _OF_A_SHELL or (name.startswith("RLPROF_") and name != env_names.REQUEST_JSON)
+        if name in _OF_A_SHELL or (name.startswith("RLPROF_") and name not in _OF_THE_JOB)
     ]
-    lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
+    values = {**env, env_names.RAY_TOKEN_PATH: str(place.run.token)}
+    lines = [f"export {name}={shlex.quote(values[name])}" for name in sorted(names)]
     data = ("\n".join(lines) + "\n").encode("utf-8", errors="replace")
     with place.pinned_run().open() as run:
         run.write_atomic(f"{place.run.secrets.name}/attach.env", data, mode=0o600)

@@ -22,10 +22,11 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.harvest_job import harvest_words
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
 from rlprof_ops.recorder.head_recorder import SUMMARY
-from rlprof_ops.slurm.job_over import is_cancelled
+from rlprof_ops.slurm.job_over import ends_at, is_cancelled
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.control_channel import Drain, Drained, Ending, ProfilersDone, StopRay
 from rlprof_ops.supervisor.driver import Driver
@@ -68,8 +69,8 @@ async def stop_job(head: Head, end: End) -> None:
     if node.settings["RLPROF_HARVEST_JOB"] != "1" or end.cause is EndCause.STARTUP_FAILED:
         closing = ClosingCommands(stop, node.environment())
         if await closing.storage_answers():
-            await closing.harvest(_seconds_to_close(kill_at))
-            await closing.report(_seconds_to_close(kill_at))
+            await closing.harvest(await stop.seconds_to_close(kill_at))
+            await closing.report(await stop.seconds_to_close(kill_at))
 
 
 async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
@@ -78,12 +79,13 @@ async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
     head.run_record.ending(end.cause)
     began, spent = time.monotonic(), max(0.0, time.time() - end.began)
     seconds = float(node.settings.number("RLPROF_DRAIN_SECONDS"))
-    most_s = max(seconds, _seconds_of_job() - _TIME_LIMIT_MARGIN_SECONDS)
     cancelled_s = cancelled_seconds(node.settings)
     if end.cause is EndCause.SIGNAL and cancelled_s < seconds and await stop.is_cancelled():
         kill_at = began + cancelled_s - spent + _MARGIN_SECONDS
         most_s = seconds = max(_LEAST_SECONDS, kill_at - _MARGIN_SECONDS - time.monotonic())
         node.journal.note(f"the job is being cancelled: {limit(seconds)} are left")
+    else:
+        most_s = max(seconds, await stop.seconds_to_close(None))
     if end.cause is EndCause.STARTUP_FAILED:  # a node that joins later would wait for us in vain
         await head.others.join(len(node.place.nodes) - 1, _LATE_NODES_SECONDS)
     budget = Budget(seconds, most_s)
@@ -111,18 +113,22 @@ async def _drain_job(head: Head, end: End, stop: NodeStop) -> float | None:
     return kill_at
 
 
-def _seconds_to_close(kill_at: float | None) -> float:
-    """What Slurm leaves for harvest and report, once all is drained."""
-    if kill_at is not None:
-        return kill_at - time.monotonic() - _MARGIN_SECONDS / 2
-    return _seconds_of_job() - _TIME_LIMIT_MARGIN_SECONDS
+def seconds_of_job(wanted_s: float = _MOST_SECONDS, env: Mapping[str, str] = os.environ) -> float:
+    """Seconds until Slurm ends the job at its time limit, `wanted_s` at most; as many where it has no limit
+    that we know of.
 
-
-def _seconds_of_job(env: Mapping[str, str] = os.environ) -> float:
-    """Seconds until Slurm ends the job at its time limit; an hour where it has none that we know of."""
+    Its environment may have the limit of its start, which a suspension or `scontrol update` moves: where that
+    leaves too little, Slurm is asked, for `_ASK_SECONDS` at most.
+    """
     end = env.get("SLURM_JOB_END_TIME", "")
-    left = float(end) - time.time() if end.isdigit() else _MOST_SECONDS
-    return min(max(0.0, left), _MOST_SECONDS)
+    left = float(end) - time.time() if end.isdigit() else wanted_s
+    if left < wanted_s:
+        now = ends_at(env.get("SLURM_JOB_ID", ""), _ASK_SECONDS)
+        if now is not None:
+            left = now - time.time()
+        elif left <= 0:  # and we run
+            left = wanted_s
+    return min(max(0.0, left), wanted_s)
 
 
 def cancelled_seconds(settings: Settings, env: Mapping[str, str] = os.environ) -> float:
@@ -272,6 +278,13 @@ class NodeStop:
         found = await self.in_time(_ASK_SECONDS, "asking Slurm", is_cancelled, self.node.place.job)
         return found is not False
 
+    async def seconds_to_close(self, kill_at: float | None) -> float:
+        """What Slurm leaves for all that is still to do; `kill_at` (monotonic) where it is ending the job."""
+        if kill_at is not None:
+            return kill_at - time.monotonic() - _MARGIN_SECONDS / 2
+        left_s = await self.in_time(_ASK_SECONDS + 1, "asking Slurm", seconds_of_job)
+        return (_MOST_SECONDS if left_s is None else left_s) - _TIME_LIMIT_MARGIN_SECONDS
+
     async def _run(self, step: DrainStep, budget: Budget) -> DrainOutcome | None:
         """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on.
 
@@ -335,7 +348,7 @@ class ClosingCommands:
         """Explain the run where this node can; anyone can make the report later, anywhere."""
         if not all(importlib.util.find_spec(name) for name in _REPORT_NEEDS):
             return
-        if await self._stop.in_time(_STORAGE_SECONDS, "looking for reports", _has_something, self._run):
+        if await self._stop.in_time(_STORAGE_SECONDS, "looking for reports", has_something, self._run):
             await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}", left_s)
 
     async def within(self, command: str, knob: str, later: str, left_s: float) -> None:
@@ -348,8 +361,9 @@ class ClosingCommands:
         if seconds < _LEAST_COMMAND_SECONDS:
             self._journal.say(f"no time is left for the {command}; run {later}")
             return
+        words = harvest_words(self._run, seconds) if command == "harvest" else (command, str(self._run))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rlprof_ops", command, str(self._run)),
+            *(sys.executable, "-m", "rlprof_ops", *words),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
         )
@@ -365,7 +379,7 @@ class ClosingCommands:
             self._journal.say(f"{command} ended with {code}; run {later}")
 
 
-def _has_something(run: Path) -> bool:
+def has_something(run: Path) -> bool:
     """Whether there are reports of captures, or steps that the recorder has seen. harvest.sh looks for the
     same.
     """

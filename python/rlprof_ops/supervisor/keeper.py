@@ -50,7 +50,7 @@ class Keeper:
         self._supervisor = 0
         self._driver: subprocess.Popen[bytes] | None = None
         self._driver_began = 0
-        self._told_to_end = False
+        self._told_to_end = 0  # by this signal, the first one
 
     def keep(self, supervise: Callable[[str], int]) -> int:
         """Run supervisors until one has ended by itself: its exit code. `supervise` is called in a child with
@@ -89,6 +89,7 @@ class Keeper:
             os.close(done)
             _supervise(supervise, how, keeper, tell_done)
         os.close(tell_done)
+        self._tell_supervisor(self._told_to_end)  # the folder that keeps the order may take no files
         try:
             while (code := self._reap()) is None:
                 self._heed(signal.sigwaitinfo(SIGNALS).si_signo)
@@ -109,11 +110,14 @@ class Keeper:
         if number == START_DRIVER:
             self._start_driver()
         elif number in CAUSES:
-            self._told_to_end = True
+            self._told_to_end = self._told_to_end or number
             self._state.order_end(CAUSES[signal.Signals(number)])
-            if self._supervisor:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._supervisor, number)
+            self._tell_supervisor(number)
+
+    def _tell_supervisor(self, number: int) -> None:
+        if self._supervisor and number:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._supervisor, number)
 
     def _reap(self) -> int | None:
         """Take note of who has ended; the supervisor's exit code, once it has one."""
@@ -126,12 +130,11 @@ class Keeper:
                 if pid == self._supervisor:
                     return code
                 if self._driver is not None and pid == self._driver.pid:
-                    self._note_driver(pid, code=code)
+                    self._state.driver.write(pid=pid, started=self._driver_began, code=code)
         return None
 
     def _start_driver(self) -> None:
-        asked = self._state.driver_request()
-        if not asked or self._driver is not None:
+        if self._driver is not None or not (asked := self._state.take_driver_request()):
             return
         try:
             with open(asked["log"], "ab") as output:
@@ -146,15 +149,10 @@ class Keeper:
                     preexec_fn=_unblock,  # we are one thread
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            with contextlib.suppress(OSError):
-                self._state.write_driver(failed=str(error))
+            self._state.driver.write(failed=str(error))
             return
         self._driver_began = processes.start_time(self._driver.pid) or 0
-        self._note_driver(self._driver.pid)
-
-    def _note_driver(self, pid: int, **more: int) -> None:
-        with contextlib.suppress(OSError):  # of a full disk: its exit code is lost
-            self._state.write_driver(pid=pid, started=self._driver_began, **more)
+        self._state.driver.write(pid=self._driver.pid, started=self._driver_began)
 
 
 def _unblock() -> None:

@@ -25,9 +25,10 @@ from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext, node_name
 from rlprof_ops.request import ProfileRequest, request_from_json
-from rlprof_ops.submit.missing_captures import asked_now
+from rlprof_ops.submit.missing_captures import asked_at_first, asked_now
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
+from rlprof_ops.supervisor.node.driver_status import DriverStatus
 from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.supervisor.node.node import Node
 from rlprof_ops.supervisor.node.node_state import EndOrder, NodeState, first_of
@@ -58,7 +59,9 @@ def main() -> int:
         processes.end(processes.of_job(place.job, place.folder.path), grace_s=_GIVE_UP_SECONDS)
 
     try:
-        return Keeper(place.node, state, give_up).keep(lambda before: supervise(settings, place, cwd, before))
+        return Keeper(place.node, state, give_up).keep(
+            lambda before: supervise(settings, place, cwd, before, state.driver)
+        )
     finally:
         state.remove()
         place.folder.let_go()
@@ -75,18 +78,20 @@ def _make_state(settings: Settings, place: NodeContext) -> NodeState:
         ) from error
 
 
-def supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) -> int:
+def supervise(settings: Settings, place: NodeContext, cwd: Path, before: str, driver: DriverStatus) -> int:
     """In the keeper's child, from start to end: the node's exit code. `before`: how the supervisor ended in
-    whose place this one is, "" for the first.
+    whose place this one is, "" for the first. `driver`: the keeper's word on it.
     """
     try:
-        return asyncio.run(_supervise(settings, place, cwd, before))
+        return asyncio.run(_supervise(settings, place, cwd, before, driver))
     except RlprofError as error:
         return _refuse(error)
 
 
-async def _supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) -> int:
-    state = NodeState.load(place.folder.path)
+async def _supervise(
+    settings: Settings, place: NodeContext, cwd: Path, before: str, driver: DriverStatus
+) -> int:
+    state = NodeState.load(place.folder.path, driver)
     order = EndOrder(state)
     for unfinished in place.folder.keep.glob(".*"):  # of a supervisor that was killed in a write
         unfinished.unlink(missing_ok=True)
@@ -110,6 +115,9 @@ async def _supervise(settings: Settings, place: NodeContext, cwd: Path, before: 
         return await (Head(node) if place.is_head else Worker(node)).run()
     finally:
         journal.writer.flush(_FLUSH_SECONDS)
+        if state.keeper and state.drained and os.getppid() != state.keeper:  # nobody else is left to do it
+            state.remove()
+            place.folder.let_go()
 
 
 async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) -> tuple[str, ProfileRequest]:
@@ -121,7 +129,7 @@ async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) 
     if not state.token:
         look = in_background(_read_what_is_asked, place, seconds=_STORAGE_SECONDS)
         try:
-            state.token, state.request, state.notes = await first_of(
+            state.token, state.request, state.notes, state.whole_request = await first_of(
                 look, order.raise_when_given(f"the storage of {place.run.path} answered")
             )
         except TimeoutError as error:
@@ -129,11 +137,15 @@ async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) 
     return state.token, request_from_json(state.request, "the node's state")
 
 
-def _read_what_is_asked(place: NodeContext) -> tuple[str, str, tuple[str, ...]]:
+def _read_what_is_asked(place: NodeContext) -> tuple[str, str, tuple[str, ...], str]:
+    """Token, request, notes on it, and the whole request of a job that goes on."""
+    job, run, whole = place.job, place.run.path, ""
     try:
-        token, request = place.run.read_token(), asked_now(place.job, place.run.path, os.environ)
+        token, request = place.run.read_token(), asked_now(job, run, os.environ)
+        if os.environ.get(env_names.EARLIER_ATTEMPTS) and (asked := asked_at_first(job, run, os.environ)):
+            whole = asked.to_json()
         place.pinned_run().open().close()  # from now on it is known which folder is this job's own
-        return token, request.to_json(), request.notes
+        return token, request.to_json(), request.notes, whole
     except OSError as error:
         raise UsageError(
             f"node {place.node}: the job's token {place.run.token} cannot be read ({error.strerror}):"

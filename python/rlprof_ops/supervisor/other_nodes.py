@@ -41,7 +41,7 @@ class OtherNodes:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._latest: dict[str, Message] = {}
-        self._joined: set[str] = set()
+        self._joined: dict[str, Joined] = {}
         self._changed = asyncio.Event()
 
     def receive(self, node: str, message: Message) -> None:
@@ -52,7 +52,7 @@ class OtherNodes:
         if self.have_said(node, *final) and not isinstance(message, Joined):
             return
         if isinstance(message, Joined):
-            self._joined.add(node)
+            self._joined[node] = message
         if isinstance(message, _OF_A_STATE):
             self._latest[node] = message
             self._journal.note(f"node {node}: {said(message)}")
@@ -66,6 +66,10 @@ class OtherNodes:
     def has_joined(self, node: str) -> bool:
         """Whether this supervisor has heard from it."""
         return node in self._joined
+
+    def all_have(self, folder: str) -> bool:
+        """Whether the node folder has this path on each of them."""
+        return all(message.folder == folder for message in self._joined.values())
 
     def have_said(self, node: str, *kinds: type[Message]) -> bool:
         """Whether the latest message of `node` is one of `kinds`; `Lost`: its link broke before its end."""

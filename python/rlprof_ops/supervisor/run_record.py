@@ -67,8 +67,8 @@ class RunRecord:
         self.save()
 
     def put(self, **values: object) -> None:
-        """`request`: what the job is asked for since its trainer has told its own configuration; `waiting`:
-        what the driver waits for and nobody has, "" when that is over.
+        """`request`: what the job is asked for since its trainer has told its own configuration, with
+        `request_by`; `waiting`: what the driver waits for and nobody has, "" when that is over.
         """
         self.data |= values
         self.save()

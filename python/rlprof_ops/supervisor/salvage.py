@@ -31,13 +31,13 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.job import folders
-from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
+from rlprof_ops.job.end_cause import SIGNAL_EXIT, STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.redact import redact_text
 from rlprof_ops.request import request_from_json
 from rlprof_ops.submit.missing_captures import asked_now
-from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
+from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState, ToldToEnd
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.window.output_dir import Folders, folder_of
 from rlprof_ops.words import duration
@@ -132,15 +132,16 @@ def _came_home_before(folder: Path, run: Path, node: str, reason: str) -> bool:
         except (ValueError, AttributeError):
             return False
         record = _run_record(tree)
-        failed = foreign.an_object(record.get("end")).get("cause") == EndCause.STARTUP_FAILED
-        if failed and record.get("head") == node:
-            return True  # it never made its folder, so nothing can be lost
+        cause = foreign.an_object(record.get("end")).get("cause")
+        has_begun = bool(foreign.an_object(record.get("driver")).get("started_ns"))
+        if not has_begun and cause in (EndCause.STARTUP_FAILED, *SIGNAL_EXIT) and record.get("head") == node:
+            return True  # it never made its folder, or nothing was begun in it
         gone = (
             f"{reason}: what was not copied yet went with it. RLPROF_NODE_ROOT={str(folder.parent)!r} has to"
             " be a folder of the host that outlives a step, not a container's own /tmp"
         )
         print(f"rlprof: salvage: node {node}: {gone}", file=sys.stderr)
-        if foreign.an_object(record.get("driver")).get("started_ns"):
+        if has_begun:
             facts = {"node": node, "role": "worker", "clean": False, "cleared": False, "gone": gone}
             tree.write_atomic(f"nodes/{node}.json", (json.dumps({"schema": SCHEMA, **facts}) + "\n").encode())
     return False
@@ -194,8 +195,8 @@ def finish_run_record(run: PinnedDir, code: str) -> None:
 
 
 def record_bad_start(env: Mapping[str, str], settings: Settings, run: Path) -> None:
-    """Write run.json where the head never began, with what srun said of its task; harvest makes a manifest of
-    it.
+    """Write run.json where the head never began, with what srun said of its task, or for an order to end that
+    came before a node was started; harvest makes a manifest of it.
     """
     nodes = tuple(env[env_names.NODES].split())
     root = Path(settings["RLPROF_NODE_ROOT"])
@@ -203,18 +204,22 @@ def record_bad_start(env: Mapping[str, str], settings: Settings, run: Path) -> N
     place = NodeContext(
         env[env_names.JOB], nodes[0], "", "", 0, 0, True, nodes, folders.RunFolder(run), folder, 0, ""
     )
-    state = NodeState(place.folder.path / FOLDER, started_ns=time.time_ns())
     asked = asked_now(place.job, run, env)
+    state = NodeState(place.folder.path / FOLDER, notes=asked.notes, started_ns=time.time_ns())
     record = RunRecord.of(place, settings, asked, state, BackgroundWriter())
+    code, order = env.get(env_names.STEP_CODE, "?"), None
     told = f"control/ended_{nodes[0].replace('/', '_')}"
     with ContainedDir(run) as tree:
         try:
             words = tree.read(told, _MOST_WORDS).decode(errors="replace").split("\n")
         except OSError:
-            words = [f"exit code {env.get(env_names.STEP_CODE, '?')}"]
+            words = [f"exit code {code}"]
+            order = next((cause for cause, number in SIGNAL_EXIT.items() if str(number) == code), None)
         how = redact_text("; ".join(word.strip() for word in words if word.strip()))
         detail = f"node {nodes[0]}, the head, ended before it began: {how}"
-        record.data["end"] |= {"cause": str(EndCause.STARTUP_FAILED), "detail": detail}
+        if order is not None:
+            detail = str(ToldToEnd(order, "a node was started"))
+        record.data["end"] |= {"cause": str(order or EndCause.STARTUP_FAILED), "detail": detail}
         record.data["ended_ns"] = time.time_ns()
         tree.write_atomic("run.json", (json.dumps(record.data, indent=1) + "\n").encode())
 

@@ -97,7 +97,8 @@ class Worker:
     async def _join(self, deadline: float) -> NodeLink:
         """A new link to the head. Raises TimeoutError."""
         node, place = self.node, self.node.place
-        hello = Joined(place.node, place.ip, os.getpid(), "" if self._joined_before else node.before)
+        before = "" if self._joined_before else node.before
+        hello = Joined(place.node, place.ip, os.getpid(), before, str(place.folder.path))
         link = await NodeLink.join(place.head_ip, place.control_port, place.token, hello, deadline)
         self._joined_before = True
         return link

@@ -6,6 +6,7 @@ outside.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -20,12 +21,14 @@ from rlprof_ops.backends.window_support import MAX_MB
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
 from rlprof_ops.host.log_line import log_once
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.request.steps import Window
 from rlprof_ops.window.delivery import Delivery, Events, ProfiledProcess
 from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.part_gate import PartGate
 from rlprof_ops.window.reason import failure_of
+from rlprof_ops.window.room import lack_of_room
 from rlprof_ops.words import limit, size
 
 if TYPE_CHECKING:
@@ -86,7 +89,7 @@ class Captures:
         self._say = say
         self._all: list[ProcessCapture] = []
         self._phased: list[ProcessCapture] = []
-        self._finishing: list[threading.Thread] = []
+        self._finishing: list[OwnThread] = []
         self._written = ""  # whose report the last of these writes
         self._parts: list[PartGate] = []
         self._changing = threading.RLock()  # one window opens or closes at a time
@@ -164,7 +167,9 @@ class Captures:
         Its report will be `target`.
         """
         capture.gate.current, capture.target = window, target
+        capture.gate.taken(window.window)  # closed early, it does not open again
         window.asked_by = capture.asked_by
+        self._bound_size(capture, window)
 
     def not_heard(self, first: int, stop: int, reason: str) -> None:
         """Nobody told of the steps from `first` to before `stop`: what was open was so all the time, and
@@ -205,8 +210,11 @@ class Captures:
             if prepare is not None and isinstance(capture.gate, PartGate) and capture.gate.waiting:
                 self._guarded(capture, prepare, step)
 
-    def leave(self, step: int) -> None:
+    def leave(self, step: int, lives: bool = True) -> None:
+        """Step `step` ended; where its process no more `lives`, not in what is open."""
         for capture in reversed(self._all):
+            if (current := capture.gate.current) is not None and not lives:
+                current.seen = [seen for seen in current.seen if seen != step]
             capture.gate.leave(step)
 
     def tell_phase(self, name: str, step: int | None = None, at_s: float | None = None) -> None:
@@ -315,6 +323,12 @@ class Captures:
         return any(capture.gate.current for capture in tuple(self._all))
 
     @property
+    def unsaved(self) -> bool:
+        """A window is open, or opens at any time, or its report is being written."""
+        finishing = tuple(self._finishing)
+        return self.any_open or self.parts_armed or any(thread.is_alive() for thread in finishing)
+
+    @property
     def phases_armed(self) -> bool:
         """The next range may open a window."""
         return any(_phase_gate(capture).armed for capture in self._phased)
@@ -360,8 +374,11 @@ class Captures:
             begins_s = time.monotonic()
             if why := window.too_late(begins_s, 0.0, busy):
                 raise CaptureError(why)
-            capture.target = capture.delivery.target(window)
-            capture.taker.open(capture.target)
+            target = capture.delivery.target(window)
+            if why := lack_of_room(target.parent, *getattr(capture.taker, "scratch", ())):
+                raise CaptureError(why)
+            capture.target = target
+            capture.taker.open(target)
             window.opened_s = float(getattr(capture.taker, "collects_s", 0.0)) or time.monotonic()
             if why := window.too_late(window.opened_s, window.opened_s - begins_s, busy):
                 self._discard(capture.taker, window)
@@ -372,23 +389,34 @@ class Captures:
         except Exception as error:  # whatever a profiler does, training goes on
             self._not_opened(capture, window, failure_of(error))
             return
-        capture.delivery.opened(window)
-        if getattr(capture.taker, "most_bytes", 0):
-            threading.Thread(target=self._watch_size, args=(capture, window), daemon=True).start()
+        bound = capture.spec.options.get(MAX_MB)
+        capture.delivery.opened(window, **({} if bound is None else {MAX_MB: bound}))
+        self._bound_size(capture, window)
         if window.part is not None:
             self._guarded(capture, capture.taker.entered, window.window.start)
 
+    def _bound_size(self, capture: ProcessCapture, window: OpenWindow) -> None:
+        if getattr(capture.taker, "most_bytes", 0) or getattr(capture.taker, "scratch", ()):
+            OwnThread(self._watch_size, capture, window).start()
+
     def _watch_size(self, capture: ProcessCapture, window: OpenWindow) -> None:
-        """Close a window when it is as large as its report may be."""
+        """Close a window when it is as large as its report may be, or takes the last of the disk."""
         taker, gate = cast(Any, capture.taker), capture.gate
+        scratch = getattr(taker, "scratch", ())
+        folders = [capture.target.parent, *scratch] if capture.target is not None else scratch
         while gate.current is window:
-            if (found := taker.size_bytes()) >= taker.most_bytes:
+            found, why = taker.size_bytes(), ""
+            if found >= (taker.most_bytes or math.inf):
+                why = (
+                    f", so that it stays within {MAX_MB}{getattr(taker, 'size_by', '')}: raise that option,"
+                    " or take less in a window"
+                )
+            elif lacks := lack_of_room(*folders, more_bytes=0 if scratch else int(found)):
+                why = f": {lacks}"
+            if why:
                 with self._changing:
                     if gate.current is window:
-                        window.note = (
-                            f"closed with {size(found)} in it, so that it stays within {MAX_MB}: raise that"
-                            " option, or take less in a window"
-                        )
+                        window.note = f"closed with {size(found)} in it{why}"
                         Gate.close(gate, partial=True)  # one of parts waits for a thread that waits for us
             time.sleep(_SIZE_S)
 
@@ -468,9 +496,8 @@ class Captures:
     def _in_background(self, window: OpenWindow, action: Callable[[], None]) -> None:
         """Do for `window` what the next one has to wait for, and the training does not."""
         self._written = str(window)
-        thread = threading.Thread(target=action, name="rlprof-report", daemon=True)
         try:
-            thread.start()
+            thread = OwnThread(action).start()
         except RuntimeError:  # no new threads at interpreter exit
             action()
         else:

@@ -60,8 +60,9 @@ class Delivery:
         self.tmp.mkdir(parents=True, exist_ok=True)
         return unused(self.tmp / self._name(window))
 
-    def opened(self, window: OpenWindow) -> None:
-        self.events.write("opened", **self._about(window), report=self._name(window))
+    def opened(self, window: OpenWindow, **more: object) -> None:
+        """`more`: what somebody who goes on with the window has to know."""
+        self.events.write("opened", **self._about(window), report=self._name(window), **more)
 
     def closed(self, window: OpenWindow, finished: Path, partial: bool, note: str = "") -> None:
         """Check a finished file, put it where it belongs, and say so. Raises CaptureError, OSError."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.window.reason import failure_of
 from rlprof_ops.window.report_file import mirror, place_of
@@ -34,7 +34,7 @@ class OutputDir:
     def __init__(self, folders: Folders, say: Callable[[str], None]) -> None:
         self.folders = folders
         self._say = say
-        self._copying: list[threading.Thread] = []
+        self._copying: list[OwnThread] = []
 
     def folder(self, backend: str) -> str:
         return self.folders if isinstance(self.folders, str) else self.folders.get(backend, "")
@@ -43,26 +43,24 @@ class OutputDir:
         """Copy a report that is in its place, on a thread of its own."""
         if not self.folder(backend):
             return
-        thread = threading.Thread(
-            target=self._copy, args=(final, backend, worker, rank), name="rlprof-output-dir", daemon=True
-        )
         try:
-            thread.start()
+            thread = OwnThread(self._copy, final, backend, worker, rank).start()
         except RuntimeError:  # no new threads at interpreter exit
             self._copy(final, backend, worker, rank)
         else:
             self._copying.append(thread)
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies are under way."""
+        return any(thread.is_alive() for thread in tuple(self._copying))
 
     def copy_rest(self, root: Path) -> None:
         """Copy, on one thread, what came after its window: reports that a tool writes when its process ends,
         and those that were recovered. `root`: the node's folder; nobody writes there any more.
         """
         if self.folders:
-            thread = threading.Thread(
-                target=self._copy_rest, args=(root,), name="rlprof-output-dir", daemon=True
-            )
-            thread.start()
-            self._copying.append(thread)
+            self._copying.append(OwnThread(self._copy_rest, root).start())
 
     def finish(self, seconds: float | None = None) -> None:
         """Wait a while for the copies that are under way."""

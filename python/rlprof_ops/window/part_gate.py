@@ -4,13 +4,16 @@ at ranges, on the thread that trains.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from rlprof_ops.backends.window_support import COUNTS_VLLM
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Window, window_at
 from rlprof_ops.window.gate import OnClose, OnOpen, OpenWindow, StepGate
@@ -137,8 +140,9 @@ class _InsideStep:
         self._closes_s = math.inf
         self._began_s = began_s
         self._lock = threading.RLock()  # a signal may end the process at any line of this
-        self._thread: threading.Thread | None = None
-        self._told = threading.Event()  # that the step has ended, or what closes the window
+        self._thread: OwnThread | None = None
+        # That the step has ended, or what closes the window; unlike an Event's, its lock bears a signal.
+        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._ended_s = math.inf
         self._done = False
         self._cut = False
@@ -156,7 +160,7 @@ class _InsideStep:
             self._count_from(at_s)
         elif name == self._gate.part.ends_with:
             self._closes_s = min(self._closes_s, at_s)
-            self._told.set()
+            self._told.put(True)
         elif name not in self._phases and len(self._phases) < _MOST_PHASES:
             self._phases.append(name)
 
@@ -166,7 +170,7 @@ class _InsideStep:
             if self._ended_s < math.inf:
                 return
             self._ended_s, self._cut = time.monotonic(), cut
-            self._told.set()
+            self._told.put(True)
             missed = self._thread is None and not self._done
         if missed:
             self._miss(f"{self._how_it_ended()}, and {self._not_told}")
@@ -185,9 +189,8 @@ class _InsideStep:
         return self._thread is not None and self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _count_from(self, begin_s: float) -> None:
         with self._lock:
@@ -197,10 +200,9 @@ class _InsideStep:
 
     def _count(self, begin_s: float) -> None:
         self._window.counted_from_s = begin_s
-        thread = threading.Thread(target=self._run, args=(begin_s,), name="rlprof-part", daemon=True)
-        self._thread = thread
+        self._thread = OwnThread(self._run, begin_s)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:
             self._miss(str(error))
 
@@ -247,7 +249,8 @@ class _InsideStep:
     def _ended_before(self, at_s: float) -> bool:
         """Wait until then; whether the step ended meanwhile."""
         left_s = at_s - time.monotonic()
-        self._told.wait(None if left_s == math.inf else max(0.0, left_s))
+        with contextlib.suppress(queue.Empty):
+            self._told.put(self._told.get(timeout=None if left_s == math.inf else max(0.0, left_s)))
         return self._ended_s < math.inf
 
     def _how_it_ended(self) -> str:

@@ -8,12 +8,16 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
-from rlprof_ops.backends import OK, get, report_names
+from rlprof_ops.backends import contract, get, of_report, report_names
+from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import own_secrets
+
+_BLOCK = 64 << 20
+_numbers = itertools.count()
 
 
 def place_of(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
@@ -44,24 +48,85 @@ def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
     """
     from rlprof_ops.redact import binary_files
 
-    found: list[tuple[int, int]] = []
-    if report.name.endswith(get(backend).masked):
-        values = binary_files.maskable(binary_files.secrets_of_processes() | own_secrets())
-        with open(report, "rb") as stream:
-            found = binary_files.places(stream.fileno(), values)
-    if not found:
+    if not report.name.endswith(get(backend).masked):
         yield report
         return
-    masked = report.with_name(f".masked-{os.getpid()}-{time.monotonic_ns()}-{report.name}")
+    values = binary_files.maskable(binary_files.secrets_of_processes() | own_secrets())
+    with ContainedDir(report.parent) as tree:
+        masked = _masked_copy(tree, report.name, values, quick=True)
+        try:
+            yield report.with_name(masked or report.name)
+        finally:
+            if masked:
+                tree.unlink(masked)
+
+
+def exchange(
+    tree: ContainedDir,
+    path: str,
+    values: Collection[bytes],
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    quick: bool = False,
+) -> None:
+    """Put a copy in which `values` are overwritten in the place of a finished report; see `_masked_copy`."""
+    copy = _masked_copy(tree, path, values, stop, quick)
+    if copy:
+        tree.rename(copy, path)
+
+
+def _masked_copy(
+    tree: ContainedDir,
+    path: str,
+    values: Collection[bytes],
+    stop: Callable[[], bool] = lambda: False,
+    quick: bool = False,
+) -> str:
+    """A copy beside a finished report in which `values` are overwritten; its path in `tree`, "" where none of
+    them stands in the report.
+
+    The report may be the only one there is, so it is never written to. `stop` may raise. `quick`: only we
+    look whether the copy is as good, not its tool.
+
+    Raises:
+        OSError: there is no room for a copy, or it could not be read any more.
+    """
+    from rlprof_ops.redact import binary_files
+
+    fd = tree.open_read(path)
     try:
-        shutil.copyfile(report, masked)
-        with open(masked, "r+b") as stream:
-            binary_files.mask(stream.fileno(), found)
-        if get(backend).check(masked).state != OK:
-            raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
-        yield masked
+        found = binary_files.places(fd, values, stop)
+        if not found:
+            return ""
+        before = os.fstat(fd)
+        folder, slash, name = path.rpartition("/")
+        copy = f"{folder}{slash}.masked-{os.getpid()}-{next(_numbers)}-{name}"
+        out = tree.open_write(copy)
+        try:
+            try:
+                while not stop() and os.sendfile(out, fd, None, _BLOCK):
+                    pass
+                binary_files.mask(out, found)
+                os.fsync(out)
+                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+            finally:
+                os.close(out)
+            _check_masked(Path(tree.root, path), Path(tree.root, copy), quick)
+        except BaseException:
+            tree.unlink(copy)
+            raise
+        return copy
     finally:
-        masked.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _check_masked(report: Path, masked: Path, quick: bool) -> None:
+    backend = of_report(report.name)
+    if backend is None:
+        return
+    look = partial(contract.Backend.why_unreadable, backend) if quick else backend.why_unreadable
+    if why := look(report, masked):
+        raise OSError(errno.EBADMSG, f"without them {backend.title} could not read it any more ({why})")
 
 
 def move_into_place(finished: Path, final: Path) -> Path:

@@ -13,8 +13,12 @@ from tests.analyze.as_data import data_of, typed
 from tests.analyze.causes.loops import Key, Loop
 from tests.analyze.causes.overlapping import MS, asynchronous, streamed
 
+from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.output.terminal import path_lines
+from rlprof_ops.analyze.run.merge import Rank, RankStep
+from rlprof_ops.analyze.run.process_summary import PhaseTime
+from rlprof_ops.analyze.run.run_steps import steps_from_end_to_end
 
 SEEDS = range(30)
 
@@ -75,6 +79,25 @@ def test_of_more_steps_a_replay_of_the_steady_loop_is_right(phase: str, options:
             "generation": None
         }  # the other one is waited for by nobody
     assert median(errors) < 0.1 and max(errors) < 0.25
+
+
+def test_ends_on_different_clocks_are_not_compared() -> None:
+    """Two hosts captured other steps each, and nobody knows how far apart their clocks are."""
+    steps = {"n1": range(1, 6), "n2": range(4, 8)}
+    rows = [
+        trained(host, step, 10_000 * (host == "n2") + 100 * step) for host in steps for step in steps[host]
+    ]
+    periods = steps_from_end_to_end(rows, lambda host: host)
+    assert {step: end - start for step, (start, end) in periods.items()} == dict.fromkeys(range(1, 8), 100)
+    assert periods[5] == (530, 630) and periods[6] == (10_630, 10_730)
+
+
+def trained(host: str, step: int, start: int) -> RankStep:
+    end = start + 130
+    phase = PhaseTime(
+        step, "train", 130, 1, 0, None, None, stretches([Segment(step, "train", start, end)])["train"]
+    )
+    return RankStep(Rank("policy", 0, host, 1), step, start, end, True, (phase,), (), None, None, "r", False)
 
 
 def test_a_slow_rank_and_an_exposed_sync_of_an_asynchronous_loop() -> None:

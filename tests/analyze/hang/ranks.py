@@ -32,7 +32,16 @@ SIZES = {
 }
 WITHOUT_DUMP = {"leaves_no_dump": 1, "stopped": 3, "killed": 2}
 HELD = ("lock", "file_lock", "dead_mount")  # rank 1, by something of its machine
+SCENARIOS = (
+    "sleeps", "leaves_early", "leaves_no_dump", "calls_another", "shape", "dtype", "opposite_order",
+    "opposite_at_once", "two_groups", "stopped", "killed", *HELD, "fine",
+)  # fmt: skip
 _DUMP_S = 4.0
+
+
+def expected_files() -> set[str]:
+    files = {f"{name}/nccl_trace_rank_{rank}" for name in SCENARIOS for rank in range(SIZES.get(name, 2))}
+    return files - {f"{name}/nccl_trace_rank_{rank}" for name, rank in WITHOUT_DUMP.items()}
 
 
 def steps(count: int = 3) -> None:

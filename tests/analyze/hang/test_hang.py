@@ -8,60 +8,24 @@ import os
 import pickle
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from rlprof_ops.analyze.hang.flight_dumps import plain_pickle, read_dump, read_folder
+from rlprof_ops.analyze.hang.flight_dumps import read_dump, read_folder
 from rlprof_ops.analyze.hang.hang_text import explain
+from rlprof_ops.analyze.hang.plain_pickle import plain_pickle
 from rlprof_ops.cli import cli
 
 torch = pytest.importorskip("torch")
 from tests.analyze.hang import ranks as hung  # noqa: E402 - imports torch
-from tests.needs import lacking, need  # noqa: E402
+from tests.needs import need  # noqa: E402
 
 HERE = Path(__file__).parent
-SCENARIOS = (
-    "sleeps", "leaves_early", "leaves_no_dump", "calls_another", "shape", "dtype", "opposite_order",
-    "opposite_at_once", "two_groups", "stopped", "killed", *hung.HELD, "fine",
-)  # fmt: skip
-SECONDS = 240
-
-
-def expected_files() -> set[str]:
-    files = {
-        f"{name}/nccl_trace_rank_{rank}" for name in SCENARIOS for rank in range(hung.SIZES.get(name, 2))
-    }
-    return files - {f"{name}/nccl_trace_rank_{rank}" for name, rank in hung.WITHOUT_DUMP.items()}
-
-
-@pytest.fixture(scope="module")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder a scenario, of real gloo processes that have hung."""
-    folder = tmp_path_factory.mktemp("dumps")
-    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "200", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    scenarios = [name for name in SCENARIOS if name != "dead_mount" or not lacking("fuse")]
-    command = [sys.executable, "-m", "tests.analyze.hang.ranks", str(folder), *scenarios]
-    process = subprocess.Popen(
-        command, env=env, cwd=HERE.parents[2], start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    try:
-        until = time.monotonic() + SECONDS
-        wanted = [name for name in expected_files() if name.partition("/")[0] in scenarios]
-        while missing := sorted(name for name in wanted if not (folder / name).exists()):
-            assert time.monotonic() < until and process.poll() is None, f"not written: {missing}"
-            time.sleep(0.2)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    yield folder
 
 
 def needs_fuse(scenario: str) -> None:
@@ -96,7 +60,7 @@ FIRST_SENTENCE = {
 }
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", hung.SCENARIOS)
 def test_the_first_sentence_is_the_verdict(dumps: Path, scenario: str) -> None:
     needs_fuse(scenario)
     lines, _ = explain(dumps / scenario)
@@ -202,7 +166,7 @@ TOLD: dict[str, set[int]] = {
 NAMES = re.compile(r"missing ranks: \{(.+)\}|Culprit rank (\d+)|Missing dump files from ranks \{(.+)\}")
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", hung.SCENARIOS)
 def test_torchs_own_tool_finds_the_same_rank_missing(dumps: Path, tmp_path: Path, scenario: str) -> None:
     """Where it names one. It cannot read gloo's dumps, whose groups have no name: it gets them as NCCL writes
     them.
@@ -428,3 +392,81 @@ def test_the_recorder_says_what_became_of_a_rank_without_a_dump(
     assert ("    Terminated by the kernel" in lines) == (sequence == 4) and "    one" not in lines
     [missing] = answer["verdicts"][0]["missing"]
     assert (missing["seen"] == said) == (sequence == 4) and answer["verdicts"][0]["sure"] == (sequence == 4)
+
+
+def entries(backend: str, *states: str, operation: str = "all_reduce") -> list[dict[str, object]]:
+    """Collectives 1, 2, … of one group as torch writes them."""
+    return [
+        {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": sequence,
+            "is_p2p": False,
+            "profiling_name": f"{backend}:{operation}",
+            "input_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "state": "scheduled" if backend == "gloo" and state == "completed" else state,
+            "retired": state == "completed",
+            "time_created_ns": sequence,
+            "frames": [],
+        }
+        for sequence, state in enumerate(states, 1)
+    ]
+
+
+def of_ranks(folder: Path, *ranks: list[dict[str, object]], suffix: str = "") -> Path:
+    members = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*range(len(ranks))])}}
+    folder.mkdir(parents=True)
+    for rank, recorded in enumerate(ranks):
+        dump = {"version": "2.4", "pg_config": members, "entries": recorded}
+        (folder / f"fr_1a_rank_{rank}{suffix}").write_text(json.dumps(dump))
+    return folder
+
+
+@pytest.mark.parametrize("last", ["completed", "started"])
+@pytest.mark.parametrize("more", [1, 40])
+def test_dumps_of_a_loop_that_goes_on_accuse_nobody(tmp_path: Path, last: str, more: int) -> None:
+    """Rank 1's watcher has looked later than rank 0's."""
+    behind = entries("nccl", *["completed"] * 100)
+    ahead = entries("nccl", *["completed"] * (100 + more), last)
+    found = verdict(of_ranks(tmp_path / "dumps", behind, ahead))
+    assert (found["kind"], found["missing"]) == ("moments", [])
+    assert found["text"].startswith(
+        "no hang is seen, for the dumps are of different moments: rank 1 has ended"
+    )
+    assert found["text"].endswith("which rank 0 had not begun when its dump was written")
+
+
+def test_a_rank_that_is_missing_is_named_beside_one_whose_dump_is_older(tmp_path: Path) -> None:
+    """One group went on between the dumps of ranks 0 and 1; in another, rank 1 is missing."""
+    pair = {"process_group": ["1", "pair"]}
+    two = [{**each, **pair} for each in entries("nccl", "completed", "started")]
+    one = [{**each, **pair} for each in entries("nccl", "completed")]
+    went_on = entries("nccl", "completed", "completed")
+    folder = of_ranks(
+        tmp_path / "dumps", [*entries("nccl", "completed"), *two], [*went_on, *one], [*went_on, *two]
+    )
+    found = verdict(folder)
+    assert (found["kind"], found["sure"]) == ("missing", False)
+    assert found["text"].startswith("rank 1 is missing: ranks 0, 2 wait in all_reduce #2 of pair")
+    assert any("of different moments" in note for note in found["notes"])
+
+
+def test_what_one_rank_can_end_alone_proves_nothing(tmp_path: Path) -> None:
+    behind = entries("nccl", "completed", operation="broadcast")
+    ahead = entries("nccl", "completed", "completed", "started", operation="broadcast")
+    found = verdict(of_ranks(tmp_path / "dumps", behind, ahead))
+    assert (found["kind"], found["sure"]) == ("missing", True)
+
+
+def test_gloo_does_not_tell_how_a_collective_ended(tmp_path: Path) -> None:
+    behind, ahead = entries("gloo", "completed"), entries("gloo", "completed", "completed", "scheduled")
+    found = verdict(of_ranks(tmp_path / "dumps", behind, ahead))
+    assert (found["kind"], found["sure"]) == ("missing", False)
+    assert any("may be of different moments" in note for note in found["notes"])
+
+
+def test_what_came_next_has_made_room(tmp_path: Path) -> None:
+    """A rank keeps its latest collectives only."""
+    ahead = entries("nccl", *["completed"] * 40, operation="broadcast")[8:]
+    found = verdict(of_ranks(tmp_path / "dumps", entries("nccl", "completed", operation="broadcast"), ahead))
+    assert "has not begun what came after #1 of default_pg, which rank 1 has ended" in found["text"]

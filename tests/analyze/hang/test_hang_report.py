@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from rlprof_ops.cli import cli
 
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, report
-from tests.analyze.hang.test_hang import dumps  # noqa: F401 - a fixture
+from tests.analyze.hang.test_hang import entries, of_ranks
 from tests.analyze.output.test_answer import validate
 from tests.recorder.recorded import write_record
 from tests.recorder.simulated import healthy
@@ -32,7 +35,7 @@ def hung_run(folder: Path, dumped: Path | None, *found: Anomaly) -> Path:
     return folder
 
 
-def test_the_verdict_is_the_first_sentence(tmp_path: Path, dumps: Path) -> None:  # noqa: F811
+def test_the_verdict_is_the_first_sentence(tmp_path: Path, dumps: Path) -> None:
     answer = answer_of(hung_run(tmp_path, dumps / "sleeps"), jobs=1, cache=False)
     validate(answer)
     text = "rank 1 is missing: ranks 0, 2-7 wait in all_reduce #4 of default_pg (Float [4, 5])"
@@ -51,7 +54,7 @@ def test_the_verdict_is_the_first_sentence(tmp_path: Path, dumps: Path) -> None:
     )
 
 
-def test_several_groups_are_columns(tmp_path: Path, dumps: Path) -> None:  # noqa: F811
+def test_several_groups_are_columns(tmp_path: Path, dumps: Path) -> None:
     answer = answer_of(hung_run(tmp_path, dumps / "opposite_order"), jobs=1, cache=False)
     [hang] = answer["hangs"]
     assert {"tp (1)", "dp (2)"} <= {*hang["groups"]}
@@ -59,7 +62,7 @@ def test_several_groups_are_columns(tmp_path: Path, dumps: Path) -> None:  # noq
     assert waits == {0: "tp (1)", 1: "dp (2)"}
 
 
-def test_a_hang_that_the_recorder_alone_has_seen(tmp_path: Path, dumps: Path) -> None:  # noqa: F811
+def test_a_hang_that_the_recorder_alone_has_seen(tmp_path: Path, dumps: Path) -> None:
     waits = "the driver waits for generation of rollout 2 (node n1, pid 7), whose engine stands"
     found = Anomaly(HANG, waits, "hang:1", 10**18, 31, evidence={"still_s": 40.0})
     answer = answer_of(hung_run(tmp_path / "a", None, found), jobs=1, cache=False)
@@ -69,8 +72,32 @@ def test_a_hang_that_the_recorder_alone_has_seen(tmp_path: Path, dumps: Path) ->
     assert ended["hangs"] == [] and all(each["kind"] != "hang" for each in ended["findings"])
 
 
+def test_dumps_that_were_asked_for_make_no_hang(tmp_path: Path) -> None:
+    """A rank that works keeps the others waiting in every job; torch's own dumps come after a timeout."""
+    behind, ahead = entries("nccl", "completed"), entries("nccl", "completed", "started")
+    said = "rank 0 is missing: rank 1 waits in all_reduce #2 of default_pg (Float [4])."
+    for suffix, sentence in (
+        (".pickle", f"When dumps were asked for: {said}"),
+        ("", f"The job hung: {said}"),
+    ):
+        run = tmp_path / f"run{suffix}"
+        run.mkdir()
+        hung_run(run, of_ranks(tmp_path / f"dumps{suffix}", behind, ahead, suffix=suffix))
+        answer = answer_of(run, jobs=1, cache=False)
+        validate(answer)
+        assert [each["text"] for each in answer["findings"] if each["kind"] == "hang"] == [sentence]
+        assert [row["hung"] for row in answer["hangs"]] == [not suffix]
+        end = {"cause": "driver_exit", "exit_code": 1, "detail": "ValueError: no checkpoint"}
+        (run / "run.json").write_text(
+            json.dumps({"schema": 1, "job": "4711", "started_ns": 1, "driver": {"exit_code": 1}, "end": end})
+        )
+        status = CliRunner().invoke(cli, ["status", str(run)]).output
+        asked, why = f"when dumps were asked for: R{said[1:]}", status.partition("why")[2].strip()
+        assert (asked in why, why.startswith(f"R{said[1:]}")) == (bool(suffix), not suffix), status
+
+
 @pytest.mark.chromium
-def test_ranks_stand_by_collective_number_on_the_page(tmp_path: Path, dumps: Path) -> None:  # noqa: F811
+def test_ranks_stand_by_collective_number_on_the_page(tmp_path: Path, dumps: Path) -> None:
     pytest.importorskip("selenium.webdriver")
     from selenium.webdriver.common.by import By
     from tests.analyze.page.test_page import chromium, nothing_wrong, opened

@@ -93,3 +93,66 @@ def test_a_gpu_that_nobody_knows_is_named(tmp_path: Path) -> None:
     mfu = answer_of(tmp_path, jobs=1, cache=False, model=StatedModel(told_parameters("7B"), 10))["mfu"]
     assert mfu is not None and mfu["rows"] == []
     assert mfu["untold"] == ["policy_worker: the peak of Zeta Z9 is not known here; give --peak-tflops"]
+
+
+def capture(folder: Path, worker: str, rank: int, pid: int, gpu: bool = True) -> None:
+    from tests.analyze.shared import kernel, mark, write_trace
+
+    events = [mark("step 3", 0, 1000), mark("generation", 10, 900)]
+    write_trace(
+        folder / f"{worker}_rank{rank}_step3-3_n0_{pid}.pt.trace.json",
+        events + [kernel("k", 20, 880)] * gpu,
+        deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}] * gpu,
+    )
+
+
+ONE_SERVER = [("rollout_tp0", 0), ("rollout_tp1", 0)]
+TWO_SERVERS = [*ONE_SERVER, ("rollout_tp0", 1), ("rollout_tp1", 1)]
+WITH_STAGES = [(f"rollout_pp{stage}_tp{place}", 0) for stage in (0, 1) for place in (0, 1)]
+# A server on two nodes, and two of them.
+TWO_NODES = [("rollout", 0), ("rollout_node1", 0)]
+WITH_PARTS = [("rollout_tp0", 0), ("rollout_tp1", 0), ("rollout_node1_tp2", 0), ("rollout_node1_tp3", 0)]
+# Each data parallel part is a server of its own, whose rank it has.
+APART = [(f"rollout_dp{rank}_tp{place}", rank) for rank in (0, 1) for place in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("captured", "world", "gpus"),
+    [
+        (ONE_SERVER, {}, 2),
+        (TWO_SERVERS, {}, 4),
+        (TWO_SERVERS[:-1], {}, 4),  # a report was lost
+        (ONE_SERVER, {"rollout": 4}, 8),  # inner workers inside their server's session
+        (ONE_SERVER, {"rollout": 4, "rollout_tp0": 4, "rollout_tp1": 4}, 8),  # actors of their own
+        (WITH_STAGES, {"rollout": 2}, 8),
+        (TWO_NODES, {"rollout": 1, "rollout_node1": 1}, 2),
+        ([*TWO_NODES, ("rollout", 1), ("rollout_node1", 1)], {}, 4),
+        (WITH_PARTS, {"rollout": 3, "rollout_node1": 3}, 12),
+        (APART, {"rollout_dp0_tp0": 1, "rollout_dp1_tp0": 2}, 4),
+        (APART, {"rollout": 4}, 8),
+        (ONE_SERVER + ONE_SERVER, {"rollout": 1}, 4),  # two servers that call themselves rank 0
+    ],
+)
+def test_inner_workers_share_the_tokens_of_their_role(
+    tmp_path: Path, captured: list[tuple[str, int]], world: dict[str, int], gpus: int
+) -> None:
+    for pid, (worker, rank) in enumerate(captured, 100):
+        capture(tmp_path, worker, rank, pid)
+    (tmp_path / "manifest.json").write_text(json.dumps({"world": world, "captures": []}))
+    told = StatedModel(told_parameters("1e9"), TOKENS)
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=told)["mfu"]
+    assert mfu is not None and mfu["untold"] == []
+    [row] = mfu["rows"]
+    assert (row["worker"], row["phase"], row["gpus"]) == ("rollout", "generation", gpus)
+    assert row["tflops"] == pytest.approx(2 * N * TOKENS / 0.9e-3 / gpus / 1e12, rel=1e-3)
+
+
+def test_a_server_whose_inner_workers_compute_has_no_gpu_of_its_own(tmp_path: Path) -> None:
+    capture(tmp_path, "rollout", 0, 98, gpu=False)
+    capture(tmp_path, "rollout_node1", 0, 99, gpu=False)
+    for pid, (worker, rank) in enumerate(WITH_PARTS, 100):
+        capture(tmp_path, worker, rank, pid)
+    told = StatedModel(told_parameters("1e9"), TOKENS)
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=told)["mfu"]
+    assert mfu is not None
+    assert [(row["worker"], row["gpus"]) for row in mfu["rows"]] == [("rollout", 4)]

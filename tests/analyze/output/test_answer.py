@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -218,8 +219,6 @@ def test_a_step_whose_range_was_lost_is_told_from_the_others(tmp_path: Path) -> 
 
 
 def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
-    import pickle
-
     make_run(tmp_path)
     place = tmp_path / "profiles" / "memory" / "policy_worker" / "rank0"
     place.mkdir(parents=True)
@@ -234,6 +233,8 @@ def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
     }
     (place / "policy_worker_rank0_step3-3_n0_1000.pickle").write_bytes(pickle.dumps(snapshot))
     (place / "policy_worker_rank0_step4-4_n0_1000.pickle").write_bytes(pickle.dumps(Path("/")))
+    memo_of_68_gb = b"\x80\x02}r\xff\xff\xff\xff" + pickle.dumps(snapshot, 2)[3:]
+    (place / "policy_worker_rank0_step6-6_n0_1000.pickle").write_bytes(memo_of_68_gb)
     host = {"schema": 1, "pid": 1000, "samples": [[1790857026000000000, 50], [1790857027000000000, 90]]}
     (place / "policy_worker_rank0_step5-5_n0_1000.host-memory.json.gz").write_bytes(
         gzip.compress(json.dumps(host).encode())
@@ -245,8 +246,25 @@ def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
         (0, 1000, 1000),
         (-1, 90, -1),
     } <= peaks  # 400 at the end, 300 before the last, 1000 before the free
-    assert ["it asks for pathlib" in u["reason"] for u in answer["coverage"]["unread"]] == [True]
+    reasons = [unread["reason"] for unread in answer["coverage"]["unread"]]
+    assert ["no pickle of plain data" in reason for reason in reasons] == [True, True]
     assert {s["step"] for s in answer["steps"]} == {3, 4, 5} and len(answer["ranks"]) == 3
+
+
+def test_segments_that_grow_and_shrink_are_reserved_memory(tmp_path: Path) -> None:
+    """As torch tells it with expandable_segments:True."""
+    history = [
+        {"action": "segment_map", "size": 800},
+        {"action": "alloc", "size": 700},
+        {"action": "free_completed", "size": 700},
+        {"action": "segment_unmap", "size": 700},
+    ]
+    segments = [{"device": 0, "allocated_size": 0, "total_size": 100}]
+    snapshot = {"segments": segments, "device_traces": [history]}
+    file = tmp_path / "policy_worker_rank0_step3-3_n0_1000.pickle"
+    file.write_bytes(pickle.dumps(snapshot))
+    [peak] = answer_of(tmp_path, jobs=1, cache=False)["memory"]
+    assert (peak["allocated_bytes"], peak["reserved_bytes"]) == (700, 800)
 
 
 def test_findings_say_what_to_try_and_where_to_look(

@@ -14,9 +14,11 @@ pytest.importorskip("rich")
 from tests.analyze.as_data import answer_of, report, typed
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_answer import validate
+from tests.analyze.shared import mark, write_trace
 from tests.collect.runfolder import RunFolder
 
 from rlprof_ops.analyze.output import run_diff
+from rlprof_ops.analyze.run.job_ranks import MOST_LISTED
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.run_harvest import harvest
 
@@ -117,12 +119,16 @@ def test_a_rank_that_the_traces_know_of_and_that_has_no_report_is_said(
 ) -> None:
     make_run(tmp_path, ranks=4, generation_ranks=0, tell_world=True)
     whole = answer_of(tmp_path, jobs=1, cache=False)
-    assert whole["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 4, "world": 4, "missing": []}]
+    assert whole["coverage"]["ranks"] == [
+        {"worker": WORKER, "ranks": 4, "world": 4, "missing": [], "missing_more": 0}
+    ]
     assert lead(whole) == ""
     without(tmp_path, 2)
     answer = answer_of(tmp_path, jobs=1, cache=False)
     validate(answer)
-    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": [2]}]
+    assert answer["coverage"]["ranks"] == [
+        {"worker": WORKER, "ranks": 3, "world": 4, "missing": [2], "missing_more": 0}
+    ]
     assert lead(answer) == (
         "3 of 4 ranks of policy_worker were read, all but rank 2: if the others wait for it, nothing here can"
         " name it."
@@ -137,7 +143,9 @@ def test_ranks_that_were_left_out_on_purpose_are_counted_and_not_missed(tmp_path
     make_run(tmp_path, ranks=4, generation_ranks=0, tell_world=True)
     without(tmp_path, 1, 2, 3)
     answer = answer_of(tmp_path, jobs=1, cache=False)
-    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 1, "world": 4, "missing": [1, 2, 3]}]
+    assert answer["coverage"]["ranks"] == [
+        {"worker": WORKER, "ranks": 1, "world": 4, "missing": [1, 2, 3], "missing_more": 0}
+    ]
     assert lead(answer) == ""
 
 
@@ -146,13 +154,17 @@ def test_the_manifest_tells_which_ranks_were_asked_for(tmp_path: Path) -> None:
     without(tmp_path, 3)
     harvest(tmp_path)
     answer = answer_of(tmp_path, jobs=1, cache=False)
-    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": [3]}]
+    assert answer["coverage"]["ranks"] == [
+        {"worker": WORKER, "ranks": 3, "world": 4, "missing": [3], "missing_more": 0}
+    ]
     assert "1 planned report is missing" in lead(answer) and "all but rank 3" in lead(answer)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["captures"] = [row for row in manifest["captures"] if row["rank"] != 3]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     answer = answer_of(tmp_path, jobs=1, cache=False)
-    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": []}]
+    assert answer["coverage"]["ranks"] == [
+        {"worker": WORKER, "ranks": 3, "world": 4, "missing": [], "missing_more": 0}
+    ]
     assert lead(answer) == ""
 
 
@@ -173,3 +185,27 @@ def test_a_world_that_several_workers_may_share_is_no_workers_size(tmp_path: Pat
         [report] = (renamed / "profiles" / "torch" / WORKER / f"rank{rank}").iterdir()
         report.rename(report.with_name(report.name.replace(f"_rank{rank}_", f"_rank{rank + 4}_")))
     assert answer_of(renamed, jobs=1, cache=False)["coverage"]["ranks"] == []
+
+
+def test_a_world_of_any_size_is_counted_and_not_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of every missing rank: two billion took all memory, three million made a page of 23 MB."""
+    made = {"rank": 0, "world_size": 2 * 10**9}
+    write_trace(tmp_path / "w_rank0.json", [mark("step 3", 0, 100)], None, 10**18, distributedInfo=made)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    [row] = answer["coverage"]["ranks"]
+    assert (row["ranks"], row["world"], row["missing"][:2]) == (1, 2 * 10**9, [1, 2])
+    assert len(row["missing"]) == MOST_LISTED and row["missing_more"] == 2 * 10**9 - 1 - MOST_LISTED
+    assert "1 report read · 1 of 2000000000 ranks ·" in shown(tmp_path, capsys, monkeypatch)
+    assert (tmp_path / "report.html").stat().st_size < 2 << 20
+
+
+def test_a_manifest_counts_the_missing_ranks_that_it_asked_for(tmp_path: Path) -> None:
+    write_trace(tmp_path / "w_rank0.json", [mark("step 3", 0, 100)], None, 10**18)
+    rows = [{"worker": "w", "rank": rank} for rank in (-1, *range(1500), 10**13)]
+    manifest = {"schema": 1, "world": {"w": 10**12, "v": 10**400}, "captures": rows}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    [row] = answer_of(tmp_path, jobs=1, cache=False)["coverage"]["ranks"]
+    assert (row["missing"], row["missing_more"]) == ([*range(1, MOST_LISTED + 1)], 1499 - MOST_LISTED)

@@ -23,6 +23,7 @@ from tests.bench.diff import simulate
 from rlprof_ops.analyze.output.diff_text import show
 from rlprof_ops.analyze.output.diff_workers import matched
 from rlprof_ops.analyze.output.run_diff import Diff, compare, describe, parse_rule, unjudged, violations
+from rlprof_ops.analyze.reporting import load_answer
 from rlprof_ops.commands.diff import command
 from rlprof_ops.errors import UsageError
 
@@ -219,6 +220,75 @@ def test_a_worker_that_was_not_captured_is_not_faster() -> None:
     ]
 
 
+def without_steps(answer: dict[str, Any]) -> dict[str, Any]:
+    """A run of which only the record is left: all its windows failed."""
+    return answer | {"steps": [], "anatomy": [], "phases": [], "kernels": [], "stragglers": []}
+
+
+@pytest.mark.parametrize("rule", ["step>5%", "step>20ms", "stragglers>0"])
+@pytest.mark.parametrize("empty", ["before", "after", "before or after"])
+def test_a_run_without_steps_is_not_judged(rule: str, empty: str) -> None:
+    runs = {
+        side: without_steps(run_of(1, 5)) if side in empty.split() else straggling(run_of(1, 5))
+        for side in ("before", "after")
+    }
+    diff = compared(runs["before"], runs["after"])
+    assert violations([parse_rule(rule, diff)], diff) == []
+    assert unjudged([parse_rule(rule, diff)], diff) == [f"{rule}: there is no step {empty}"]
+
+
+def straggling(answer: dict[str, Any]) -> dict[str, Any]:
+    row = {
+        "rank": 0, "phase": "train", "excess_ns": 9, "share_of_phase": 0.1, "steps": 5, "steps_slower": 5, "noise_ns": 1,
+        "others": 1, "cost_ns": 9,
+    }  # fmt: skip
+    return answer | {"stragglers": [row]}
+
+
+def test_two_runs_without_steps_do_not_have_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    diff = compared(without_steps(run_of(1, 5)), without_steps(run_of(2, 5)))
+    show(diff, "a", "b")
+    assert diff.step.verdict == "in neither" and "A step is in neither run." in capsys.readouterr().out
+
+
+def test_the_command_ends_with_4_where_a_run_has_no_steps(tmp_path: Path) -> None:
+    for name, answer in (("a", run_of(1, 5)), ("b", without_steps(run_of(1, 5)))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(answer))
+    runs = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    run = CliRunner().invoke(command, [*runs, "--fail-if", "step>5%"])
+    assert run.exit_code == 4 and "not judged step>5%: there is no step after" in run.stderr
+    assert CliRunner().invoke(command, [*runs, "--fail-if", "missing>0"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("sides", "rule", "broken", "reason"),
+    [
+        ("came", "train>5%", False, "there is no policy_worker/train before"),
+        ("came", "train>1ms", True, ""),
+        ("went", "train>5%", False, "there is no policy_worker/train after"),
+        ("went", "train>1ms", False, ""),
+        ("was nothing", "train>5%", False, "policy_worker/train took no time before"),
+        ("was nothing", "train>1ms", True, ""),
+    ],
+)
+def test_of_a_phase_that_is_in_one_run_no_share_is_judged(
+    sides: str, rule: str, broken: bool, reason: str
+) -> None:
+    whole = run_of(1, 5)
+    other = json.loads(json.dumps(run_of(2, 5)))
+    number = other["phase_names"].index("train")
+    for row in other["anatomy"]:
+        row["phases"] = [
+            part if part["phase"] != number else part | {"duration_ns": 0}
+            for part in row["phases"]
+            if part["phase"] != number or sides == "was nothing"
+        ]
+    diff = compared(whole, other) if sides == "went" else compared(other, whole)
+    rules = [parse_rule(rule, diff)]
+    assert bool(violations(rules, diff)) is broken
+    assert unjudged(rules, diff) == ([f"{rule}: {reason}"] if reason else [])
+
+
 def test_one_step_is_not_called_noise(capsys: pytest.CaptureFixture[str]) -> None:
     before = simulated_answer(4, 1)
     after = json.loads(json.dumps(before))
@@ -294,3 +364,23 @@ def test_workers_are_matched_by_hand() -> None:
         matched(typed(before), typed(after), ["polcy_worker=actor"])
     with pytest.raises(UsageError, match="BEFORE=AFTER"):
         matched(typed(before), typed(after), ["policy_worker"])
+
+
+@pytest.mark.parametrize("rows", ["anatomy", "segments", "stragglers", "memory", "phase"])
+def test_a_report_whose_rows_name_no_rank_or_phase_of_it_is_refused(tmp_path: Path, rows: str) -> None:
+    answer: dict[str, Any] = json.loads(json.dumps(straggling(run_of(1, 3))))
+    peak = {"rank": 0, "device": 0, "phase": "train", "allocated_bytes": 1, "reserved_bytes": 1}
+    answer["memory"] = [peak]
+    sound, damaged = tmp_path / "sound.json", tmp_path / "damaged.json"
+    sound.write_text(json.dumps(answer))
+    if rows == "phase":
+        answer["anatomy"][0]["phases"][0]["phase"] = len(answer["phase_names"])
+    elif rows == "segments":
+        answer["segments"].append([-1, 1, 0, 0, 5])
+    else:
+        answer[rows][0]["rank"] = len(answer["ranks"])
+    damaged.write_text(json.dumps(answer))
+    assert load_answer(sound).stragglers
+    done = CliRunner().invoke(command, [str(sound), str(damaged)])
+    assert isinstance(done.exception, UsageError)
+    assert "damaged.json: cannot be read as report.json (a row names a" in str(done.exception)

@@ -27,7 +27,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.as_data import report, typed  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.pipelines import write_pipeline  # noqa: E402
-from tests.analyze.shared import kernel, launch, real, write_trace  # noqa: E402
+from tests.analyze.shared import kernel, launch, mark, real, write_trace  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
@@ -176,6 +176,15 @@ def test_a_slow_node_and_a_missing_rank_are_on_the_page(browser: Any, tmp_path: 
     assert "7 of 8 ranks" in browser.find_element(By.ID, "meta").text
     row = [column(browser, "ranks-table", number) for number in (1, 2, 3)]
     assert row == [["policy_worker"], ["7 of 8"], ["2"]]
+    nothing_wrong(browser)
+
+
+def test_missing_ranks_that_are_not_listed_are_counted(browser: Any, tmp_path: Path) -> None:
+    world = {"rank": 0, "world_size": 2 * 10**9}
+    write_trace(tmp_path / "w_rank0.json", [mark("step 3", 0, 100)], None, 10**18, distributedInfo=world)
+    report(tmp_path, output=tmp_path, jobs=1, cache=False)
+    opened(browser, tmp_path / "report.html")
+    assert column(browser, "ranks-table", 3) == ["1:1001 and 1,999,998,999 more"]
     nothing_wrong(browser)
 
 
@@ -383,6 +392,33 @@ def test_an_address_leads_to_a_step_and_a_rank(
     )
     assert browser.find_element(By.ID, "gantt-step").get_attribute("value") == step
     assert (f"rank={rank}&" in browser.current_url or f"rank={rank}" in hash_) is (rank is not None)
+    nothing_wrong(browser)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_an_address_leads_to_one_of_several_processes_that_share_a_rank(
+    browser: Any, tmp_path: Path, hosts: int
+) -> None:
+    """Engines that all call themselves rank 0 of one worker, of which one is slow; in containers of two hosts
+    their pids may be equal.
+    """
+    for engine in range(8):
+        host, pid, events = f"n{engine % hosts}", 100 + engine // hosts, []
+        for step in range(1, 9):
+            lasts = (3_000_000 + 9000 * (step * 7 % 3 + engine % 2)) * (1.4 if engine == 4 else 1)
+            events += [mark(f"step {step}", step * 1e7, 9e6), mark("generation", step * 1e7 + 1e6, lasts)]
+        name = f"rollout_rank0_step1-8_{host}_{pid}.pt.trace.json.gz"
+        write_trace(tmp_path / name, events, base_ns=10**18, host_name=host)
+    answer = report(tmp_path, output=tmp_path, jobs=1, cache=False)
+    [slow] = [each for each in answer["findings"] if each["kind"] == "straggler"]
+    which = f"rank=0&worker=rollout&host=n0&pid={100 + 4 // hosts}"
+    assert slow["link"].endswith(which)
+    browser.get("about:blank")
+    browser.get((tmp_path / "report.html").as_uri() + slow["link"])
+    WebDriverWait(browser, 30).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "1"
+    )
+    assert browser.current_url.endswith(which)
     nothing_wrong(browser)
 
 

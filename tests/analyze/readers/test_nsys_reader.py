@@ -204,6 +204,24 @@ def test_missing_tables_are_normal(tmp_path: Path, table: str) -> None:
     summarise(trace, ReportFile("r.sqlite", "nsight", "w", 0, "", None, None, None, None, 1))
 
 
+def test_memory_that_was_allocated_before_the_window_is_not_below_zero(tmp_path: Path) -> None:
+    """30 GiB of before are freed, then 10 are allocated: those 10 there are at least."""
+    path = export(tmp_path / "r.sqlite")
+    c = sqlite3.connect(path)
+    c.execute(
+        "create table CUDA_GPU_MEMORY_USAGE_EVENTS(start INTEGER, globalPid INTEGER, deviceId INTEGER,"
+        " bytes INTEGER, memoryOperationType INTEGER)"
+    )
+    gib = 1 << 30
+    rows = [(10, 7 << 24, 0, 30 * gib, 1), (20, 7 << 24, 0, 10 * gib, 0), (10, 7 << 24, 1, 5 * gib, 0)]
+    c.executemany("insert into CUDA_GPU_MEMORY_USAGE_EVENTS values(?,?,?,?,?)", rows)
+    c.commit()
+    c.close()
+    memory = read_nsys_sqlite(path).memory
+    held = sorted(zip(memory.device.tolist(), memory.allocated_bytes.tolist(), strict=True))
+    assert held == [(0, 0), (0, 10 * gib), (1, 5 * gib)]
+
+
 def test_values_of_the_wrong_type_cost_their_row(tmp_path: Path) -> None:
     path = export(tmp_path / "r.sqlite")
     c = sqlite3.connect(path)

@@ -112,6 +112,19 @@ def test_probes_overrule_collectives_that_were_none() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["at_ns", "offset_ns", "error_ns"])
+@pytest.mark.parametrize("value", [10**30, 9 * 10**18, -9 * 10**18, 1e18, True, "5", None])
+def test_a_probe_that_no_clock_can_tell_is_none(name: str, value: Any) -> None:
+    told = {"at_ns": T0, "offset_ns": 5, "error_ns": 7}
+    assert probes_of({"a": {"clock": [told | {name: value}]}}) == {}
+    assert probes_of({"a": {"clock": [told | {name: value}, told]}})["a"].offset_ns == 5
+
+
+def test_a_clock_that_was_set_between_its_probes_is_not_known() -> None:
+    assert "a" not in probes_of({"a": node(0, drift_ns=8 * 10**9)})
+    assert probes_of({"a": node(0, drift_ns=5 * 10**9)})["a"].drift_ppm == pytest.approx(83_333, abs=1)
+
+
 def test_nothing_known_is_said_and_one_host_needs_nothing() -> None:
     assert align([member("a"), member("b", "other")], ["a", "b"]).residual_ns is None
     assert align([member("a"), member("a", "other")], ["a"]).residual_ns == 0

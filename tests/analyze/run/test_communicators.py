@@ -126,3 +126,29 @@ def test_worlds_that_count_alike_are_not_one(tmp_path: Path) -> None:
     answer = answer_of(tmp_path, jobs=1, cache=False)
     assert [c["offset_ns"] for c in answer["clocks"]["hosts"]] == [0, 0]
     assert answer["clocks"]["residual_ns"] is None and answer["skews"] == []
+
+
+@pytest.mark.parametrize("windows", [1, 3, 12])
+def test_the_wait_of_a_step_is_the_same_however_many_windows_there_are(tmp_path: Path, windows: int) -> None:
+    """20 calls of one step, in each of which rank 0 waits for rank 1; a window holds one step."""
+    for window in range(windows):
+        for rank in (0, 1):
+            events = [mark(f"step {window}", 0, 50_000), mark("train", 100, 49_000)]
+            for i in range(20):
+                start, end = 2000 * i + (500 + 300 * rank), 2000 * i + 1500
+                said = {"Collective name": "allreduce", "Group size": 2, "Process Group Name": "0"}
+                events.append(launch(2000 * i, i + 1))
+                events.append(
+                    kernel("ncclDevKernel_AllReduce_Sum_f32", start, end - start, 20, 0, i + 1, **said)
+                )
+            name = f"policy_worker_rank{rank}_step{window}-{window}_n0_{1000 + rank}.pt.trace.json.gz"
+            base = BASE_NS + window * 1_000_000_000
+            told = {"backend": "nccl", "rank": rank, "world_size": 2}
+            path = tmp_path / f"profiles/torch/policy_worker/rank{rank}" / name
+            write_trace(path, events, None, base, host_name="n0", distributedInfo=told)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    [skew] = answer["skews"]
+    assert (skew["calls"], skew["steps"]) == (20, 1)
+    [found] = [each for each in answer["findings"] if each["kind"] == "skew"]
+    assert found["cost_ns"] == 20 * 150_000, "a mean over both ranks, of which one waits 300 µs a call"

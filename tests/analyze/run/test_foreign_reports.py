@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path, PurePath
 from typing import Any
@@ -56,11 +57,47 @@ def answered(folder: Path) -> dict[str, Any]:
         ("profile.sqlite", ("worker", None, None, None)),
         ("rollout/prof_rank-0.json.gz", ("rollout", 0, None, None)),
         ("frankfurt12.json.gz", ("frankfurt12", None, None, None)),
+        ("train_step3-5_rank2.json", ("train", 2, 3, 6)),
+        ("iter_100-1099.json", ("worker", None, 100, 1100)),
+        # a second number that is no last step: Unix time, a pid, an ordinal
+        ("trace_step100-1790857026.json", ("worker", None, 100, 101)),
+        ("iter_100-4321.json", ("worker", None, 100, 101)),
+        ("actor_step_100-7.json", ("actor", None, 100, 101)),
     ],
 )
 def test_what_a_foreign_name_tells(path: str, told: tuple[Any, ...]) -> None:
     found = told_by(PurePath(path))
     assert (found.worker, found.rank, found.start, found.stop) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("trace_step100-1790857026.json", 100),
+        ("w_rank0_step3-1790857026_n1_77.pt.trace.json", 3),
+        (f"w_rank{9**30}_step{9**30}-{9**31}_n1_77.pt.trace.json", 0),
+        (f"trace_step{9**30}_rank{9**30}.json", 0),
+    ],
+)
+def test_no_number_in_a_name_is_taken_for_so_many_steps(tmp_path: Path, name: str, step: int) -> None:
+    """Steps are listed one by one, and a number may be as long as a name."""
+    unmarked = [event for event in events("a", "b") if event["name"] != "step 3"]
+    write_trace(tmp_path / name, unmarked, None, BASE_NS)
+    answer = answered(tmp_path)
+    assert [row["step"] for row in answer["steps"]] == [step]
+    assert [row["steps"] for row in answer["coverage"]["reports"]] == [[step]]
+
+
+def test_no_number_in_a_manifest_is_taken_for_so_many_steps(tmp_path: Path) -> None:
+    name = "trace.json"
+    unmarked = [event for event in events("a", "b") if event["name"] != "step 3"]
+    write_trace(tmp_path / name, unmarked, None, BASE_NS)
+    for stop in (2 * 10**9, 10**6):
+        row = {"path": name, "start": 5, "stop": stop, "rank": 2**62, "pid": -1}
+        (tmp_path / "manifest.json").write_text(json.dumps({"reports": [row]}))
+        answer = answered(tmp_path)
+        assert [row["steps"] for row in answer["coverage"]["reports"]] == [[5]]
+        assert [row["rank"] for row in answer["ranks"]] == [0]
 
 
 # What tools write by themselves: worker, rank, first step, and the rank where the trace itself tells none
@@ -198,6 +235,13 @@ def test_an_export_beside_its_report_is_no_second_one(tmp_path: Path) -> None:
     assert [r["path"] for r in answered(tmp_path)["coverage"]["reports"]] == ["rank0.nsys-rep"]
 
 
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.pt.trace.json"])
+def test_a_trace_that_was_unpacked_beside_itself_is_no_second_one(tmp_path: Path, name: str) -> None:
+    for suffix in ("", ".gz"):
+        write_trace(tmp_path / f"{name}{suffix}", events("train", "generation"), None, BASE_NS)
+    assert [r["path"] for r in answered(tmp_path)["coverage"]["reports"]] == [f"{name}.gz"]
+
+
 def test_a_real_export_alone_in_a_folder(tmp_path: Path) -> None:
     shutil.copyfile(real("h100_2gpu_part.sqlite"), tmp_path / "profile.sqlite")
     assert [(r["worker"], r["rank"]) for r in answered(tmp_path)["ranks"]] == [("worker", 0), ("worker", 1)]
@@ -238,6 +282,20 @@ def test_an_unknown_host_is_not_the_same_host(tmp_path: Path, told: bool) -> Non
     path, last = answer["critical_path"], answer["ranks"][-1]["host"]
     assert path["steps"] == [] and f"The clock of {last} is not aligned" in path["untold"]
     assert path_lines(typed(answer).critical_path, []) == [path["untold"]]  # said in the terminal, too
+
+
+@pytest.mark.parametrize("ahead_ms", [0, -30, 30, 3_600_000])
+def test_a_step_is_as_long_as_on_one_clock(tmp_path: Path, ahead_ms: int) -> None:
+    """Two hosts whose clocks nothing joins: what lies between them is no part of a step, nor time in which a
+    profiler opened.
+    """
+    for rank, phase in enumerate(("generation", "train")):
+        own = [mark("step 3", 0, 100_000), mark(phase, 40_000, 50_000)]
+        base = BASE_NS + rank * ahead_ms * MS
+        write_trace(tmp_path / f"{phase}_rank0.json", own, None, base, host_name=f"n{rank}")
+    answer = answered(tmp_path)
+    assert [step["duration_ns"] for step in answer["steps"]] == [100 * MS]
+    assert {(row["duration_ns"], row["opening_ns"]) for row in answer["anatomy"]} == {(100 * MS, 0)}
 
 
 def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import zipfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ pytest.importorskip("msgspec")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from tests.analyze.as_data import answer_of  # noqa: E402
 from tests.analyze.fake_run import BASE_NS, make_run  # noqa: E402
-from tests.analyze.shared import kernel, write_trace  # noqa: E402
+from tests.analyze.shared import kernel, mark, write_trace  # noqa: E402
 
 from rlprof_ops.analyze.timeline import archive, packets, request_rows  # noqa: E402
 from rlprof_ops.analyze.timeline.make import LEGACY, OVERVIEW, RANKS, make  # noqa: E402
@@ -230,6 +233,78 @@ def test_archive_holds_every_trace_byte_for_byte_on_one_clock(tmp_path: Path) ->
     # nothing
     assert abs(manifest["files"][2]["clocks"]["offset_ns"]) < 10_000
     assert manifest["attributes"]["rlprof.job"] == "4711"
+
+
+def one_group(folder: Path) -> None:
+    """Both hosts, one group; a first window on n0 alone, whose gloo collectives nothing numbers. n1's clock
+    is 3 ms ahead.
+    """
+    for rank, step, late_us in ((0, 1, 0), (0, 11, 0), (1, 11, 3000)):
+        rng = random.Random(step)
+        begin = step * 10_000_000 + late_us
+        events = [mark(f"step {step}", begin, 2_000_000), mark("train", begin + 100_000, 900_000)]
+        for i in range(6):
+            events.append(mark("gloo:all_reduce", begin + 100_000 * (i + 2) + rng.randrange(20_000), 5000))
+        name = f"policy_worker_rank{rank}_step{step}-{step}_n{rank}_{1000 + rank}.pt.trace.json.gz"
+        write_trace(folder / name, events, base_ns=BASE_NS, host_name=f"n{rank}")
+
+
+def two_engines(folder: Path) -> None:
+    """Two vLLM engines, each a world of its own with a group "1" of ranks 0 and 1; n1's works 3 s later."""
+    for engine in (0, 1):
+        events = [mark("step 1", 0, 9_000_000), mark("generation", 10, 8_000_000)]
+        said = {"Collective name": "allreduce", "Group size": 2, "Process Group Name": "1"}
+        for i in range(10):
+            start = 100_000 * (i + 1) + 3_000_000 * engine
+            told = said | {"Process Group Ranks": "[0, 1]", "Seq": i}
+            events.append(kernel("ncclDevKernel_AllReduce", start, 500, 20, 0, i + 1, **told))
+        name = f"rollout_tp0_rank{engine}_step1-1_n{engine}_{100 + engine}.pt.trace.json.gz"
+        world = {"backend": "nccl", "rank": 0, "world_size": 2}
+        write_trace(folder / name, events, base_ns=BASE_NS, host_name=f"n{engine}", distributedInfo=world)
+
+
+@pytest.mark.parametrize(("write", "offset_ns"), [(one_group, -3_000_000), (two_engines, 0)])
+def test_hosts_are_aligned_as_in_the_report(
+    tmp_path: Path, write: Callable[[Path], None], offset_ns: int
+) -> None:
+    write(tmp_path)
+    made = make(tmp_path, tmp_path, jobs=1, cache=False)
+    clocks = answer_of(tmp_path, jobs=1, cache=False)["clocks"]
+    manifest, _ = manifest_of(tmp_path / RANKS)
+    assert manifest["files"][-1]["clocks"]["offset_ns"] == clocks["hosts"][1]["offset_ns"] == offset_ns
+    assert made.residual_ns == clocks["residual_ns"] == (0 if offset_ns else None)
+
+
+def test_processes_that_share_worker_and_rank_are_tracks_of_their_own(tmp_path: Path) -> None:
+    """Two engines, each rank 0 of the same worker; a replica's requests stand below the one that has its
+    pid.
+    """
+    for pid in (7, 8):
+        events = [mark("step 1", 1000 * pid, 9000), mark("generation", 1000 * pid, 8000)]
+        name = f"rollout_rank0_step1-1_n0_{pid}.pt.trace.json.gz"
+        write_trace(tmp_path / name, events, base_ns=BASE_NS, host_name="n0")
+    write_requests(
+        tmp_path,
+        "n0",
+        "rollout",
+        0,
+        [EngineRequest("a", 5, 40, BASE_NS, None, None, None, BASE_NS + 10**8, 0, "stop")],
+    )
+    made = make(tmp_path, tmp_path, jobs=1, cache=False)
+    tracks, slices, _ = decode((tmp_path / OVERVIEW).read_bytes())
+    ranks = {t.name: t.uuid for t in tracks.values() if t.parent_uuid == 1}
+    assert made.ranks == len(ranks) == 2
+    drawn = {
+        name: {t.name: slices[t.uuid] for t in tracks.values() if t.parent_uuid == uuid}
+        for name, uuid in ranks.items()
+    }
+    for pid in (7, 8):
+        begin = BASE_NS + pid * 1_000_000
+        phases = drawn[f"n0/rollout/0 (pid {pid})"]["phases"]
+        assert phases == [(begin, begin + 8_000_000, "generation")]
+    assert ["requests" in rows for rows in drawn.values()] == [True, False]
+    machines = [entry["machine"]["name"] for entry in manifest_of(tmp_path / RANKS)[0]["files"]]
+    assert sorted(machines) == sorted(ranks)
 
 
 def test_bytes_are_moved_not_packed_again(tmp_path: Path) -> None:

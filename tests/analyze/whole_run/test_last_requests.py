@@ -182,6 +182,20 @@ def test_without_marked_generation_the_step_counts(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("apart_s", [0.0, 0.06])
+def test_a_request_is_done_in_one_step_where_the_next_one_follows_at_once(
+    tmp_path: Path, apart_s: float
+) -> None:
+    step_s = made.STEP_NS / made.SECOND
+    steps(tmp_path, 3, step_s - apart_s if apart_s else 0.0, step_s)
+    dealt(tmp_path, 0, [Dealt(f"{s}-{n}", s, 0.0, 0.03 + n, 5) for s in (1, 2, 3) for n in range(4)])
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None and found.requests.lengths is not None
+    assert (found.requests.requests, found.requests.outside) == (12, 0)
+    assert [row.requests for row in found.requests.steps] == [4, 4, 4]
+    assert sum(found.requests.lengths.counts) == 12
+
+
 def test_a_file_that_is_full_or_broken_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = uneven(tmp_path)
     with path.open("a") as file:

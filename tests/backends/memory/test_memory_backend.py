@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import sys
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from rlprof_ops.backends.memory.options import MemoryOptions, parse
 from rlprof_ops.request import RequestError, request_from_json
 from rlprof_ops.request.check import check_request
 from rlprof_ops.runtime import active_profiler, profiler
+from rlprof_ops.runtime.null_profiler import NullProfiler
 
 
 def train(prof, steps=range(1, 7), work=None):
@@ -40,6 +42,99 @@ def test_host_memory_of_a_window(asked, events):
     assert [entry["step"] for entry in report["steps"]] == [3, 4]
     assert report["grown"][0]["file"] == __file__ and report["grown"][0]["grown_bytes"] > 29_000_000
     assert len(report["samples"]) >= 2 and report["samples"] == sorted(report["samples"])
+
+
+def start_if_off():
+    if not tracemalloc.is_tracing():
+        tracemalloc.start(7)
+
+
+def start():
+    tracemalloc.start(7)
+
+
+# What a program does in which step, beside windows of ours in steps 1 and 3 to 5.
+PROGRAMS = {
+    "start at 4": {4: start},
+    "start if off at 4": {4: start_if_off},
+    "stop at 4": {2: start, 4: tracemalloc.stop},
+    "stop what is off at 4": {4: tracemalloc.stop},
+    "all the time": {2: start},
+    "in the window": {3: start, 4: tracemalloc.stop},
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_programs_own_tracemalloc_is_as_without_us(asked, events, program):
+    """In a window of step 1, and one of steps 3 and 4."""
+    functions = {name: getattr(tracemalloc, name) for name in ("start", "stop", "is_tracing")}
+
+    def seen(prof):
+        found = []
+
+        def work(step):
+            program.get(step, lambda: None)()
+            kept = bytearray(1 << 20)
+            try:
+                snapshot = tracemalloc.take_snapshot()
+                sizes = [trace.size for trace in snapshot.traces if trace.size == len(kept) + 1]
+                found.append((len(sizes), snapshot.traceback_limit))
+            except RuntimeError as error:
+                found.append(str(error))
+            found.append(tracemalloc.is_tracing() and tracemalloc.get_traceback_limit())
+
+        try:
+            train(prof, work=work)
+            return [*found, tracemalloc.is_tracing()]
+        finally:
+            tracemalloc.stop()
+
+    expected = seen(NullProfiler())
+    asked(backend="memory", steps="1,3:5", options={"host": "true", "tracemalloc": "5", "interval_ms": "5"})
+
+    assert seen(profiler.from_env("policy_worker", 0)) == expected
+    assert len(events("closed")) == 2
+    assert {name: getattr(tracemalloc, name) for name in functions} == functions
+
+
+def test_lines_until_the_program_traces_itself(asked, events):
+    node_dir = asked(backend="memory", options={"host": "true", "tracemalloc": "5"})
+    kept = []
+
+    def work(step):
+        kept.append(bytearray(1_000_000))
+        if step == 4:
+            tracemalloc.start()
+
+    try:
+        train(profiler.from_env("policy_worker", 0), work=work)
+    finally:
+        tracemalloc.stop()
+
+    (closed,) = events("closed")
+    assert closed["partial"] is True and closed["seen"] == [3, 4]
+    reason = "the program began its own tracing of memory: the lines that grew are those until there"
+    assert closed["reason"] == reason
+    grown = json.loads(gzip.decompress((node_dir / closed["path"]).read_bytes()))["grown"]
+    assert 2_000_000 <= grown[0]["grown_bytes"] < 2_100_000
+
+
+def test_a_process_forked_in_the_window_is_not_traced(asked, events):
+    asked(backend="memory", options={"host": "true", "tracemalloc": "5"})
+    codes = []
+
+    def work(step):
+        if (child := os.fork()) == 0:
+            before = tracemalloc.is_tracing()
+            tracemalloc.start()
+            os._exit(before or not tracemalloc.is_tracing())
+        codes.append(os.waitpid(child, 0)[1])
+
+    train(profiler.from_env("policy_worker", 0), work=work)
+
+    assert codes and not any(codes)
+    (closed,) = events("closed")
+    assert not closed["partial"] and "reason" not in closed
 
 
 def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, monkeypatch):
@@ -169,3 +264,18 @@ def test_a_program_that_runs_out_of_memory_leaves_its_window(asked, events, cuda
     assert (closed["steps"], closed["phase"], closed["partial"]) == ([3, 5], None, True)
     assert (node_dir / closed["path"]).is_file()
     assert not cuda.attached
+
+
+def test_a_first_snapshot_that_fails_leaves_no_tracing_on(asked, monkeypatch):
+    """It takes as much memory again as there is to be seen."""
+
+    def fails() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tracemalloc, "take_snapshot", fails)
+    asked(backend="memory", options={"host": "true", "tracemalloc": "5"})
+    with profiler.from_env("policy_worker", 0) as prof:
+        for step in range(1, 5):
+            with prof.step(step):
+                pass
+    assert not tracemalloc.is_tracing()

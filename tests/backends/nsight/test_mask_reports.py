@@ -1,14 +1,19 @@
 """Secrets are taken out of nsys reports, and the reports stay readable."""
 
+import contextlib
 import os
+import sqlite3
 import subprocess
+import time
 from random import Random
 
 import pytest
 from tests.needs import need
 from tests.real_nsys import profile
+from tests.waits import wait_until
 
 from rlprof_ops import backends
+from rlprof_ops.backends.nsight.nsys_process import why_unreadable
 from rlprof_ops.collect.drain.nsys_contents import look
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.redact.binary_files import (
@@ -105,6 +110,39 @@ def test_reports_of_another_backend_are_masked_where_it_says_so(tmp_path, monkey
     assert SECRET not in home and "*" * len(SECRET) in home
 
 
+@pytest.mark.parametrize("folder", ["profiles", "inplace"])
+def test_an_export_of_a_report_leaves_the_node_without_secrets(tmp_path, monkeypatch, folder):
+    """nsys writes one beside a report where `export: sqlite` or `stats` is asked for."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    node, run = tmp_path / "node", tmp_path / "run"
+    export = node / folder / "nsight/trainer/a.sqlite"
+    export.parent.mkdir(parents=True)
+    run.mkdir()
+    with contextlib.closing(sqlite3.connect(export)) as file:
+        file.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (value TEXT)")
+        file.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?)", [f"HF_TOKEN={SECRET} LANG=C"])
+        file.commit()
+
+    assert Syncer(node, run, "n1").pass_(last=True).complete
+
+    home = run / "profiles/nsight/trainer/a.sqlite"
+    with contextlib.closing(sqlite3.connect(home)) as file:
+        rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV").fetchall()
+    assert rows == [(f"HF_TOKEN={'*' * len(SECRET)} LANG=C",)]
+    assert SECRET.encode() not in home.read_bytes()
+
+
+def test_a_masked_export_that_is_damaged_is_told_of(tmp_path):
+    whole, damaged = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    with contextlib.closing(sqlite3.connect(whole)) as file:
+        file.execute("CREATE TABLE t (value TEXT)")
+        file.commit()
+    damaged.write_bytes(b"*" * 16 + whole.read_bytes()[16:])
+
+    assert why_unreadable(whole, whole) == ""
+    assert why_unreadable(whole, damaged) == "file is not a database"
+
+
 def test_logs_leave_the_node_without_secrets(tmp_path, monkeypatch):
     """runtime_env_agent.log holds the driver's whole environment."""
     monkeypatch.setenv("MY_SECRET", "swordfish-7")
@@ -144,6 +182,39 @@ def test_secrets_of_other_processes_are_known():
             process.kill()
     assert "0123456789abcdef" in found
     assert not found & {"/run/secret-path", "false-false"}
+
+
+def test_secrets_of_a_process_that_has_just_begun_are_known_within_a_second(tmp_path):
+    sender = Syncer(tmp_path / "node", tmp_path, "n1").sender
+    value = f"fresh-{os.getpid()}-0123456789abcdef"
+    assert value not in sender.secrets()
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "SITE_API_KEY": value}) as process:
+        try:
+            time.sleep(1)
+            assert value in sender.secrets()
+        finally:
+            process.kill()
+
+
+def test_a_sync_that_begins_when_the_workers_have_ended_takes_out_their_secrets(tmp_path):
+    """As after a supervisor that was killed, or by a salvage."""
+    node, run = tmp_path / "node", tmp_path / "run"
+    (node / "tmp").mkdir(parents=True)
+    run.mkdir()
+    value = f"ended-{os.getpid()}-0123456789abcdef"
+    first = Syncer(node, run, "n1")
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "SITE_API_KEY": value}) as process:
+        try:
+            wait_until(lambda: value in first.sender.secrets(), 30)
+        finally:
+            process.kill()
+    (node / "tmp" / "a.qdstrm").write_bytes(bytes(100) + value.encode() + bytes(100))
+
+    assert Syncer(node, run, "n1").pass_(last=True).complete
+
+    assert (run / "nodes/n1/tmp/a.qdstrm").read_bytes() == bytes(100) + b"*" * len(value) + bytes(100)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+    assert [(path, path.stat().st_mode & 0o777) for path in kept] == [(node / "sync/secrets.json", 0o600)]
 
 
 @pytest.mark.nsys

@@ -166,7 +166,7 @@ def test_a_killed_program_gives_its_signal(nsys, tmp_path):
 
 
 def test_hostile_words_arrive_as_they_are(nsys, tmp_path):
-    hostile = ["a b|c; $(touch pwned) $HOME `id` 'd' \"e\"", "", "--", "*"]
+    hostile = ["a b|c; $(touch pwned) $HOME `id` 'd' \"e\"", "", "--", "*", "-", "a\n'\n\\'b\\", "&\t\x7f é"]
     command = NsysCommand("profile", str(nsys), (*hostile, "-o", "x y"))
     program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *hostile]
 
@@ -176,6 +176,61 @@ def test_hostile_words_arrive_as_they_are(nsys, tmp_path):
 
     assert done.stdout == f"{hostile}\n"
     assert not (tmp_path / "pwned").exists()
+
+
+def test_words_that_do_not_fit_on_the_disk_arrive_all_the_same(nsys, tmp_path):
+    """As under `ulimit -f 0`: what cannot be written."""
+    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "a 'b'", "x" * 5000]
+    command = NsysCommand("profile", str(nsys), ("-t", "nvtx"))
+    kept = "trap '' XFSZ; ulimit -f 1; exec \"$@\""  # a block of 1 KiB: `pending` takes no more
+
+    done = subprocess.run(
+        ["bash", "-c", kept, "-", *command.words(), *program],
+        env=own_environment(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"{program[3:]}\n"), done.stderr
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("subcommand", ["launch", "profile"])
+def test_who_looks_for_the_program_does_not_find_nsys(tmp_path, subcommand):
+    """`ray stop` tells every process to end whose command line names a Ray worker's file: nsys, which may be
+    writing then, would throw the report away.
+    """
+    name = f"default_worker_{os.getpid()}.py"
+    (tmp_path / name).write_text("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\n")
+    session = f"rlprof-look{os.getpid()}-" if subcommand == "launch" else ""
+    options = ("-t", "nvtx", *(("-o", str(tmp_path / "report")) if subcommand == "profile" else ()))
+    command = NsysCommand(subcommand, "nsys", options, session=session)
+    process = subprocess.Popen(
+        [*command.words(), sys.executable, str(tmp_path / name)],
+        env=own_environment(TMPDIR=str(tmp_path)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+
+    found = [argv[0] for argv in map(_argv, _processes()) if any(name in word for word in argv)]
+    process.communicate("\n", timeout=60)
+
+    assert sorted(found) == sorted(["bash", sys.executable])
+
+
+def _processes():
+    return [int(each) for each in os.listdir("/proc") if each.isdigit()]
+
+
+def _argv(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")
+    except OSError:
+        return []
 
 
 @pytest.mark.nsys

@@ -4,15 +4,19 @@ says why it yielded. Real torch.profiler.
 torch itself ends a process in which two overlap with SIGSEGV, so each case is a process of its own.
 """
 
+import cProfile
 import gzip
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from rlprof_ops.runtime import profiler
 
 pytestmark = pytest.mark.torch
 
@@ -134,3 +138,89 @@ def test_the_programs_own_trace_is_whole_and_ours_says_why_it_yielded(ran, numbe
             report = out / "node" / ended["closed"]["path"]
             assert events_of(report)
             assert ended["closed"]["partial"] is True
+
+
+FORKED = """
+import os, sys, torch
+from rlprof_ops.runtime import profiler
+
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+def child():
+    before, x = held(), torch.zeros(4)
+    for _ in range(50000):
+        x = x + 1
+    print(held() - before, sys.getprofile(), flush=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        x.sum()
+    print(any(event.key == "aten::sum" for event in own.key_averages()), flush=True)
+    os._exit(0)
+
+prof = profiler.from_env(worker="policy_worker", rank=0)
+with prof.step(2):
+    x = torch.ones(4) + 1
+    pid = os.fork()
+    if not pid:
+        child()
+    print(os.waitpid(pid, 0)[1])
+prof.close()
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"with_stack": "true"}, {"with_stack": "true", **ONE_THREAD}])
+def test_a_process_forked_in_a_window_keeps_nothing_for_it(asked, events, options):
+    """As a loader's worker or a reward's: torch's recording went on in it, by 1 KiB an operator."""
+    asked(backend="torch", steps="2", options=options)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    grown, own, code = done.stdout.splitlines()
+    megabytes, profile = grown.split(" ", 1)
+    assert int(megabytes) < 25
+    assert (profile, own, code) == ("None", "True", "0")
+    assert len(events("closed")) == 1
+
+
+@pytest.mark.parametrize("ends", [None, 4], ids=["all the time", "until the window's second step"])
+@pytest.mark.parametrize("set_profile", [sys.setprofile, threading.setprofile])
+def test_stacks_are_not_taken_beside_a_python_profiler(asked, events, set_profile, ends):
+    """torch would replace its function, and leave none: cProfile saw nothing more."""
+    asked(backend="torch", options={"with_stack": "true"})
+    prof = profiler.from_env(worker="policy_worker", rank=0)
+    calls, now = [], []
+
+    def count(frame, event, argument):
+        calls.append(event)
+
+    get = sys.getprofile if set_profile is sys.setprofile else threading.getprofile
+    try:
+        set_profile(count)
+        for step in range(1, 6):
+            if step == ends:
+                set_profile(None)
+            with prof.step(step):
+                now.append(get() is count)
+    finally:
+        set_profile(None)
+    prof.close()
+
+    assert now == [ends is None or step < ends for step in range(1, 6)]
+    (failed,) = events("failed")
+    assert failed["reason"].startswith("yielded to a Python profiler of the program's own")
+    closed = [event["reason"] for event in events("closed")]
+    assert [reason[:40] for reason in closed] == (
+        ["it begins at step 4: until then yielded "] if ends else []
+    )
+
+
+def test_other_windows_are_taken_beside_a_python_profiler(asked, events):
+    asked(backend="torch", options={"record_shapes": "true"})
+    prof = profiler.from_env(worker="policy_worker", rank=0)
+    own = cProfile.Profile()
+    own.enable()
+    for step in range(1, 6):
+        with prof.step(step):
+            pass
+    own.disable()
+    prof.close()
+    assert len(events("closed")) == 1

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlprof_ops.backends.report_names import report_name
 from rlprof_ops.backends.torch.options import TorchOptions, parse
+from rlprof_ops.backends.torch.recorder import TorchRecorder
 from rlprof_ops.backends.torch.running_profilers import running
 from rlprof_ops.runtime import profiler
 
@@ -178,6 +180,22 @@ def test_a_trace_over_the_limit_is_dropped(asked, events):
     (failed,) = events("failed")
     assert "max_mb is 0.0001" in failed["reason"]
     assert list((node_dir / "tmp").iterdir()) == []
+
+
+def test_a_window_is_measured_by_one_of_the_same_options_and_phase(tmp_path, monkeypatch):
+    monkeypatch.setattr(TorchRecorder, "_bytes_per_s", {})
+
+    def is_bound(phase=None, **options):
+        name = report_name("w", 0, SimpleNamespace(start=1, stop=2), phase, "n1", 1, TorchRecorder.suffix)
+        recorder = TorchRecorder(SimpleNamespace(options=options, flags=()))
+        recorder.open(tmp_path / name)
+        found = recorder.most_bytes > 0
+        recorder.close()
+        return found
+
+    assert [is_bound(), is_bound(with_stack="true"), is_bound("train"), is_bound("generation")] == [False] * 4
+    assert [is_bound(max_mb="5"), is_bound(with_stack="true"), is_bound("train")] == [True] * 3
+    assert TorchRecorder.size_by == " (by the speed of the window before)"
 
 
 def test_ranges_are_balanced_with_nested_async_failing_and_threads(asked, events):

@@ -151,20 +151,23 @@ for step in range(20):
     with nvtx.annotate("train", domain="trainer"):
         time.sleep(0.05)
 class Slow:
-    def __del__(self, sleep=time.sleep, write=os.write):
+    def __del__(self, sleep=time.sleep, now=time.monotonic, write=os.write):
         write(1, b"leaves\\n")
-        sleep(1.5)
+        LEAVES
         write(1, b"has left\\n")
 slow = Slow()
 """
 
 
 @pytest.mark.nsys
-def test_a_worker_that_is_leaving_by_itself_may_give_nsys_what_it_holds(nsys, node, start, tmp_path):
+@pytest.mark.parametrize(
+    "leaves", ["sleep(1.5)", "until = now() + 7\n        while now() < until: pass"], ids=["waits", "works"]
+)
+def test_a_worker_that_is_leaving_by_itself_may_give_nsys_what_it_holds(nsys, node, start, tmp_path, leaves):
     """Python that ends has given up its handlers: then a SIGTERM kills, before nsys has the last ranges."""
     report = node / "inplace/nsight/policy_worker/rank0/policy_worker_rank0_n1_7.nsys-rep"
     report.parent.mkdir(parents=True)
-    worker = start(real_nsys.command(report, run=[sys.executable, "-c", LEAVING]))
+    worker = start(real_nsys.command(report, run=[sys.executable, "-c", LEAVING.replace("LEAVES", leaves)]))
     lines_until(worker, b"leaves")
 
     phase = drain_steps.end_wrapped(node, JOB, deadline_s=60, say=quiet)
@@ -260,8 +263,12 @@ def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(ns
 @pytest.mark.nsys
 @pytest.mark.parametrize("folder", ["tmp", "inplace/nsight/policy_worker/rank0"])
 @pytest.mark.parametrize("left", ["all", "half"])
-def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, folder, left):
-    """nsys 2023.4 keeps both where its importer fails, also after it has written the whole report."""
+def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, monkeypatch, folder, left):
+    """nsys 2023.4 keeps both where its importer fails, also after it has written the whole report. Half a
+    report need not hold the secret that the whole one is exchanged for.
+    """
+    secret = "tk-5f0cc3b1e8d24a97"
+    monkeypatch.setenv("MODEL_HUB_TOKEN", secret)
     breaks = "exit 1" if left == "all" else 'truncate -s 20000 "$4"; exit 1'
     (node / folder).mkdir(parents=True, exist_ok=True)
     name = "policy_worker_rank0_step3-4_n1_7"
@@ -290,6 +297,7 @@ def test_a_report_beside_its_raw_capture_is_one_report(nsys, node, tmp_path, fol
     assert syncer.pass_(last=True).failed == []
     [copy] = (tmp_path / "run").rglob("*.nsys-rep")
     assert copy.read_bytes() == report.read_bytes()
+    assert secret.encode() not in copy.read_bytes()
 
 
 @pytest.mark.nsys

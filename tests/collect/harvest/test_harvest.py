@@ -45,7 +45,7 @@ def test_what_the_schema_refuses_of_a_row_the_reader_refuses_too(job):
     written = run(job.write()).to_dict()
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     fields = [(rows, name) for rows in ("captures", "reports") for name in written[rows][0]]
-    assert len(fields) == 38 and all(SCHEMA["$defs"][kind]["properties"] for kind in SCHEMA["$defs"])
+    assert len(fields) == 39 and all(SCHEMA["$defs"][kind]["properties"] for kind in SCHEMA["$defs"])
     for rows, name in fields:
         damaged = {**written, rows: [{**written[rows][0], name: {"no": "such"}}]}
         assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(damaged), (rows, name)
@@ -106,6 +106,71 @@ def test_the_end_of_the_job_is_the_reason(job, end, expected):
     job.report("nsight", "policy_worker", 0, 3, 5)
     job.worker("policy_worker", 0, windows=[("closed", "nsight", 3, 5, None)], last_step=5)
     assert reasons(run(job.write(end=end)))["nsight/policy_worker/rank0/step7-7"] == ("missing", expected)
+
+
+WHEN = {"step_time": "> 2 x median"}
+ON_ITS_OWN = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "when": WHEN}]}
+
+
+def told(event, start, asked_by, **more):
+    return (event, "torch", start, start + 1, None, {"asked_by": asked_by, **more})
+
+
+def triggered(job, *rows):
+    job.file("recorder/captures.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+@pytest.mark.parametrize("asked_by", ["when-slow_step-step4-1", "r7a1"])
+def test_a_window_asked_while_the_job_ran_that_left_no_report_has_its_line(tmp_path, asked_by):
+    job = RunFolder(tmp_path / "4711-logs", ON_ITS_OWN)
+    job.report("torch", "policy_worker", 1, 5, 6)
+    lost = [told("opened", 5, asked_by), told("failed", 5, asked_by, reason="no space left")]
+    for rank, windows in enumerate((lost, [told("opened", 5, asked_by), told("closed", 5, asked_by)])):
+        job.worker("policy_worker", rank, windows=windows)
+    job.worker("policy_worker", 2, windows=[told("opened", 5, asked_by)], last_step=5, ended=False)
+    job.worker("policy_worker", 3, windows=[told("opened", 7, "trainer"), told("failed", 0, asked_by)])
+    manifest = run(job.write(end={"cause": "signal", "detail": "SIGKILL"}))
+    assert not manifest.complete and reasons(manifest) == {
+        "torch/policy_worker/rank0/step5-5": ("missing", "no space left"),
+        "torch/policy_worker/rank2/step5-5": (
+            "missing",
+            "the worker ended while the window was open (last step seen: 5); the job was stopped (SIGKILL)",
+        ),
+    }
+    assert {capture.asked_by for capture in manifest.captures} == {asked_by}
+    assert [report.capture for report in manifest.reports] == [None]
+
+
+@pytest.mark.parametrize(
+    ("workers", "listens", "last_step", "exit_code", "expected"),
+    [
+        (
+            ["polcy"], True, 8, 0,
+            "no worker matched pattern 'polcy' (seen: policy_worker; nearest: policy_worker)",
+        ),
+        (["*"], False, 8, 0, "policy_worker does not listen: the job was started with RLPROF_ON_DEMAND=0"),
+        (["*"], True, 8, 0, "asked after step 4, and no worker opened a window (last step seen: 8)"),
+        (
+            ["*"], True, 5, 9,
+            "asked after step 4, and no worker opened a window; the driver ended with exit code 9"
+            " (last step seen: 5)",
+        ),
+        (["*"], True, 5, 0, None),  # training was over
+    ],
+)  # fmt: skip
+def test_what_a_when_asked_and_nobody_answered_has_its_line(
+    tmp_path, workers, listens, last_step, exit_code, expected
+):
+    job = RunFolder(tmp_path / "4711-logs", {"captures": [{**ON_ITS_OWN["captures"][0], "workers": workers}]})
+    job.worker("policy_worker", 0, last_step=last_step, on_demand=listens)
+    asked = {"id": "when-slow_step-step4-1", "step": 4, "t_ns": 1, "ranks": None}
+    strange = [{"id": "when-slow_step-step4-9", "step": 4}, {"id": "x"}, {**asked, "step": "4"}]
+    triggered(job, asked, *strange)
+    manifest = run(job.write(driver={"started_ns": 2, "ended_ns": 3, "exit_code": exit_code, "signal": None}))
+    missing = {f"torch/{workers[0]}/rank*/step5-5": ("missing", expected)} if expected else {}
+    assert reasons(manifest) == missing
+    running = run(job.write(end={"cause": "running"}))
+    assert not running.captures
 
 
 def test_the_runtimes_own_reason_wins(job):
@@ -371,7 +436,39 @@ def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(
         "truncated",
         "the window (steps 3 to 4) was cut short (last step seen: 3)",
     )
-    assert found["nsight/policy_worker/rank1/step3-4"][0] == "ok"  # its last step was entered
+    assert found["nsight/policy_worker/rank1/step3-4"] == (
+        "truncated",
+        "the window (steps 3 to 4) was cut short (last step seen: 4, but not its end)",
+    )
+
+
+LAST = {"event": "step", "step": 4, "begin_ns": 25, "end_ns": 60, "phases": []}
+
+
+@pytest.mark.parametrize(
+    ("worker", "told", "written_ns", "another", "state"),
+    [
+        ({"last_step": 4, "ended": False}, [], 100, None, "truncated"),
+        ({"last_step": 4, "ended": False}, [], 100, {"t_ns": 50}, "truncated"),  # that took its place
+        ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 50}, "truncated"),
+        ({"last_step": 4, "ended": False}, [LAST], 40, None, "truncated"),  # by nsys, when it was killed
+        ({"last_step": 4, "ended": False}, [LAST], 100, None, "ok"),  # killed after its last step
+        ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 70}, "ok"),
+        ({"last_step": 4, "ended": True}, [], 100, None, "ok"),  # a tool that writes at the end
+        ({"last_step": 5, "ended": False}, [], 100, None, "ok"),
+    ],
+)
+def test_a_worker_that_was_killed_in_the_last_step_of_its_window_has_not_taken_it_whole(
+    job, worker, told, written_ns, another, state
+):
+    window = ("opened", "nsight", 3, 5, None)
+    job.worker("policy_worker", 0, windows=[window], **worker)
+    report = job.report("nsight", "policy_worker", 0, 3, 5)
+    os.utime(report, ns=(written_ns, written_ns))
+    job.worker("driver", 0, pid=300, extra=[{"event": "leads", "by": "a trainer"}, *told])
+    if another is not None:
+        job.worker("policy_worker", 0, pid=200, last_step=8, **another)
+    assert run(job.write()).captures[0].state == state
 
 
 def test_what_came_home_in_time_is_the_capture_and_not_what_its_tool_wrote_once_more(job):

@@ -82,6 +82,26 @@ def test_a_process_goes_before_the_drivers_output(tmp_path: Path) -> None:
     assert told(tmp_path).startswith("no trainer recognised; prof.step of the program: steps 2 to 3; roles")
 
 
+def test_a_step_that_the_trainer_never_told_is_named_with_those_around_it(tmp_path: Path) -> None:
+    """RLinf's offline runner counts gradient updates, many a step."""
+    events = run_folder(tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["request"] = {"captures": [{"workers": ["driver"], "steps": "3", "backend": "torch"}]}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    log = process(events, "driver")
+    leader = Leader(log, None)
+    for step in (1, 101, 201):
+        leader.begin(step)
+        leader.end(step)
+    log.write("ended", last_step=201)
+    (tmp_path / "nodes/n1.json").write_text(json.dumps({"schema": 1, "node": "n1", "plugin_loaded": True}))
+    [capture] = harvest(tmp_path).captures
+    assert capture.reason == (
+        "the worker went through step 3 without opening the window (last step seen: 201); the trainer told"
+        " step 1, then step 101, and none between"
+    )
+
+
 def test_many_names_are_counted() -> None:
     line = heard_line("x", (3, 3), [f"p{number}" for number in range(14)], {"a": 1})
     assert line.startswith("x: step 3; phases p0, ") and line.endswith("p11 and 2 more; roles a")

@@ -21,6 +21,9 @@ RAY_LOGS = "ray/session_2026-01-01_1/logs"
         (RAY_LOGS, "metadata.json", Kind.GROWING),
         (RAY_LOGS, "raylet.out", Kind.GROWING),
         ("requests", "4711.jsonl", Kind.LINES),
+        ("tmp", "nsys-report-1.qdstrm", Kind.STABLE),
+        ("tmp", "of the trainer.pickle", None),
+        ("tmp", "of the trainer.proto", None),
     ],
 )
 def test_how_a_file_travels(source, relative, kind):

@@ -152,7 +152,8 @@ def test_wrong_arguments_end_with_2_and_the_value(node, start, arguments):
 @pytest.mark.parametrize(
     ("knobs", "wanted"),
     [
-        ({}, (4, 0.0, 0)),
+        ({}, (4, 0.0, None)),
+        ({"RLPROF_SYNC_KEEP_FREE_MIB": "0"}, (4, 0.0, 0)),
         (
             {
                 "RLPROF_SYNC_PARALLEL": "9",

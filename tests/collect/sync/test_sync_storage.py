@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.small_disk import small_disk
 
 from rlprof_ops.collect.drain.node_record import build_node_record
 from rlprof_ops.collect.sync import append_logs, send_file
@@ -37,17 +38,8 @@ def run(tmp_path):
 @pytest.fixture
 def small(tmp_path):
     """A run folder on a file system of its own, 4 MiB large."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        if os.environ.get("RLPROF_TESTS_REQUIRE") == "all":
-            pytest.fail(f"cannot mount: {mounted.stderr}")
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+    with small_disk(tmp_path / "small", "4m") as folder:
+        yield folder
 
 
 def report(node, name, size):

@@ -247,6 +247,26 @@ def test_on_error_continue_starts_the_worker_and_tells_the_manifest(plugin, monk
 
 
 @pytest.mark.parametrize(
+    ("capture", "name", "found"),
+    [
+        ({"workers": "*policy*"}, "dtensor_policy_worker", "1"),
+        ({"workers": "*generation*"}, "dtensor_policy_worker", None),
+        ({"workers": "vllm_tp_worker"}, "vllm_tp_worker", "1"),
+        ({"workers": "vllm_tp_worker", "ranks": [0]}, "vllm_tp_worker", None),  # its siblings share the env
+    ],
+)
+def test_a_worker_of_the_trainers_own_key_has_the_env_of_its_capture(
+    plugin, monkeypatch, caplog, capture, name, found
+):
+    ask(monkeypatch, env={"DEEP": "1"}, **capture)
+
+    context = wrapped(plugin, {"t": "nvtx", "o": f"{name}_3:5_%p"})
+
+    assert context.env_vars.get("DEEP") == found
+    assert ("env is left out" in caplog.text) == ("ranks" in capture)
+
+
+@pytest.mark.parametrize(
     ("runtime_env", "wanted"),
     [
         ({"o": "'dtensor_policy_worker_3:5_%p'", "RANK": "0"}, True),
@@ -383,3 +403,17 @@ def test_what_a_supervisor_opens_windows_of_is_a_session(plugin, monkeypatch, op
     assert done.returncode == 0 and plugin.calls()[-1].startswith(f"{begins} "), done.stderr
     if begins == "launch":
         assert "--session-new=rlprof-local-vllm_tp_worker-r0-" in plugin.calls()[-1]
+
+
+def test_what_a_session_keeps_of_the_options_is_told_to_who_opens_its_windows(plugin):
+    plugin.node_dir.mkdir()
+    (plugin.node_dir / "clock.sock").touch()
+    theirs = {
+        "sample": "process-tree",
+        "gpuctxsw": "it's $HOME",
+        "t": "nvtx",
+        "capture-range": "cudaProfilerApi",
+    }
+    text = wrapped(plugin, theirs, "printenv RLPROF_SESSION_OPTIONS #").py_executable
+    told = subprocess.run(["bash", "-c", f"exec {text}"], timeout=30, capture_output=True, check=True).stdout
+    assert json.loads(told) == {"sample": "process-tree", "gpuctxsw": "it's $HOME"}

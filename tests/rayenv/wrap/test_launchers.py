@@ -188,6 +188,23 @@ def test_torch_windows_of_the_ranks_are_told_apart(tmp_path):
         ("/usr/bin/mpiexec.hydra -n 2 python train.py", "mpiexec"),
         ("uv run torchrun train.py", "torchrun"),
         ("env A=b OMP_NUM_THREADS=1 torchrun train.py", "torchrun"),
+        ("uv run --extra gpu torchrun train.py", "torchrun"),
+        ("uv run --extra=gpu accelerate launch train.py", "accelerate"),
+        ("uv run --with ray --env-file .env torchrun train.py", "torchrun"),
+        ("uv --directory /w run -p 3.11 -- torchrun train.py", "torchrun"),
+        ("uv run -p3.11 --isolated torchrun train.py", "torchrun"),
+        ("uv run --no-sync python -m torch.distributed.run train.py", "torch.distributed.run"),
+        ("uv run --group train -m torch.distributed.run train.py", "torch.distributed.run"),
+        ("env -u FOO torchrun train.py", "torchrun"),
+        ("env -uFOO -C /w torchrun train.py", "torchrun"),
+        ("env -iu FOO --chdir=/w PATH=/usr/bin uv run --extra gpu torchrun train.py", "torchrun"),
+        ("nice -n 10 torchrun train.py", "torchrun"),
+        ("nohup nice -n10 env A=b python -X dev -uW ignore /v/bin/torchrun train.py", "torchrun"),
+        ("uv run --extra torchrun train.py", ""),
+        ("uv run python train.py torchrun", ""),
+        ("env -u torchrun python train.py", ""),
+        ("nice -n 10 python train.py", ""),
+        ("python run torchrun", ""),
         ("python train.py --launcher torchrun -m torch.distributed.run", ""),
         ("python -m train torchrun", ""),
         ("python docs/examples/torchrun.py", ""),
@@ -199,6 +216,24 @@ def test_torch_windows_of_the_ranks_are_told_apart(tmp_path):
 )
 def test_a_launcher_is_known_by_its_command_line(line, launcher):
     assert launcher_of(line.split()) == launcher
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher"),
+    [
+        (["-S", "torchrun --nproc-per-node 2", "train.py"], "torchrun"),
+        (["-Storchrun train.py"], "torchrun"),
+        (["-iS", "A=b 'C=d e' python -m torch.distributed.run train.py"], "torch.distributed.run"),
+        (["--split-string", "uv run --extra gpu torchrun", "train.py"], "torchrun"),
+        (["--split-string=accelerate launch", "train.py"], "accelerate"),
+        (["-u", "S", "A=b", "-S", "nice -n 10 torchrun", "train.py"], "torchrun"),
+        (["-S", "python train.py torchrun"], ""),
+        (["-S", "torchrun 'train.py"], ""),
+        (["-S"], ""),
+    ],
+)
+def test_a_launcher_is_known_in_the_line_that_env_splits(words, launcher):
+    assert launcher_of(["/usr/bin/env", *words]) == launcher
 
 
 def test_a_rank_of_its_own_does_not_go_with_a_launcher(tmp_path):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,12 +13,19 @@ import jsonschema
 import pytest
 from tests.rayenv.stand_ins import own_environment
 
+from rlprof_ops import backends
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.run_json import schema
+from rlprof_ops.rayenv.wrap import masking_progress
+from rlprof_ops.rayenv.wrap.wrapped_run import WrappedRun
+from rlprof_ops.request import ProfileRequest
 
 TRAINING = """
 import os, signal, sys, time
 from rlprof_ops.runtime import profiler
+if "--move" in sys.argv:  # as hydra.job.chdir does
+    os.makedirs("outputs")
+    os.chdir("outputs")
 prof = profiler.from_env()
 for step in range(1, 5):
     with prof.step(step):
@@ -110,6 +118,33 @@ def test_a_program_that_marks_no_step_has_rows_too(tmp_path, wrap):
     assert reason.startswith(
         "trainer rank 0 ran and marked no step; sh ended with exit code 3; no process of"
     )
+
+
+def copied(folder):
+    return [str(path.relative_to(folder).parent) for path in folder.rglob("copies/**/*.*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "wrap", [WRAP, [sys.executable, "-m", "rlprof_ops.rayenv.wrap", "--worker", "trainer"]]
+)
+def test_copies_go_to_a_folder_from_where_the_program_was_started(tmp_path, wrap):
+    more = {"RLPROF_FLAGS": "host", "RLPROF_STEPS": "2", "RLPROF_OUTPUT_DIR": "copies"}
+
+    done = run(tmp_path, "train.py", "--move", wrap=wrap, **more)
+
+    assert done.returncode == 0, done.stderr
+    assert copied(tmp_path) == ["copies/memory/trainer/rank0"]
+
+
+@pytest.mark.nsys
+def test_a_report_that_comes_when_the_program_ends_is_copied_too(tmp_path):
+    options = '{"t": "nvtx", "capture-range": "nvtx"}'
+    more = {"RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": options, "RLPROF_STEPS": "2"}
+
+    done = run(tmp_path, "train.py", RLPROF_OUTPUT_DIR="copies", **more)
+
+    assert done.returncode == 0, done.stderr
+    assert copied(tmp_path) == ["copies/nsight/trainer/rank0"]
 
 
 def test_a_pattern_that_nobody_matches_is_said(tmp_path):
@@ -219,9 +254,194 @@ def test_a_signal_reaches_the_program_and_its_end_is_ours(tmp_path, number):
         assert rows(manifest(tmp_path))[0, 9][1].startswith(f"{PROGRAM} was ended by signal 15 (SIGTERM)")
 
 
+CHECKPOINTS = """
+import signal, sys, time
+def checkpoint(number, frame):
+    print("checkpoint on", signal.Signals(number).name, flush=True)
+    sys.exit(6)
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT}:
+    signal.signal(number, checkpoint)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def checkpoints(folder, command):
+    """The wrap of a program that saves a checkpoint at any signal, once it waits."""
+    process = subprocess.Popen(
+        [*command, *WRAP, "--", sys.executable, "-c", CHECKPOINTS],
+        env=environment(),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("name", ["XCPU", "ALRM", "URG", "RTMIN", "PWR", "ABRT", "WINCH"])
+def test_a_program_that_saves_a_checkpoint_at_a_signal_gets_it(tmp_path, name):
+    process = checkpoints(tmp_path, [])
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    assert process.communicate(timeout=60)[0] == f"checkpoint on SIG{name}\n" and process.returncode == 6
+
+
+def test_an_alarm_that_was_set_for_it_reaches_the_program(tmp_path):
+    """As `perl -e 'alarm 60; exec @ARGV'` does."""
+    alarm = "import os, signal, sys; signal.alarm(8); os.execv(sys.argv[1], sys.argv[1:])"
+    process = checkpoints(tmp_path, [sys.executable, "-c", alarm])
+    assert process.communicate(timeout=60)[0] == "checkpoint on SIGALRM\n" and process.returncode == 6
+
+
 def _parent(pid):
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
         return None
     return None if state == "Z" else int(parent)
+
+
+SECRETS = {"MY_SERVICE_TOKEN": "zq9XkPq7RrT2mvW8sLd4", "MYSITE_DB_PASSWORD": "Gh72kd9Lx0aPqq"}
+
+
+def modes(folder):
+    return {path.stat().st_mode & 0o777 for path in (folder, folder / "profiles", folder / "nodes")}
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("options", ['{"t": "nvtx"}', '{"t": "nvtx", "capture-range": "nvtx"}'])
+def test_reports_hold_no_secret_of_the_environment_and_are_not_for_everybody(tmp_path, options):
+    more = {"RLPROF_BACKEND": "nsight", "RLPROF_STEPS": "2", "RLPROF_OPTIONS": options, **SECRETS}
+
+    done = run(tmp_path, "train.py", **more)
+
+    assert done.returncode == 0, done.stderr
+    found = manifest(tmp_path)
+    assert set(rows(found).values()) == {("ok", "")}
+    (report,) = Path(found.run_dir).rglob("*.nsys-rep")
+    assert not [name for name, value in SECRETS.items() if value.encode() in report.read_bytes()]
+    assert report.stat().st_mode & 0o777 == 0o640 and modes(Path(found.run_dir)) == {0o750}
+    assert "may hold secrets" not in done.stderr
+
+
+def wrapped(tmp_path, report, said):
+    folder = tmp_path / "run"
+    ours = WrappedRun(folder, "local-1", said.append)
+    assert ours.begin(["train"], ProfileRequest())
+    place = folder / "profiles" / report
+    place.parent.mkdir(parents=True)
+    return ours, place
+
+
+def test_a_report_that_could_not_be_read_without_its_secrets_is_for_its_owner_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh12345")
+    monkeypatch.setattr(type(backends.get("nsight")), "why_unreadable", lambda *_: "no")
+    said = []
+    ours, report = wrapped(tmp_path, "nsight/a.nsys-rep", said)
+    whole = b"NVIDIA Tegra Profiler Report hf_abcdefgh12345 [END]"
+    report.write_bytes(whole)
+
+    ours.end(0)
+
+    assert report.read_bytes() == whole and report.stat().st_mode & 0o777 == 0o600
+    assert said[0] == (
+        f"{report} may hold secrets of the environment, pass it on to nobody: without them Nsight could not"
+        " read it any more (no)"
+    )
+
+
+def slow(seconds):
+    def why_unreadable(*_):
+        time.sleep(seconds)
+        return ""
+
+    return why_unreadable
+
+
+SECRET_REPORT = b"NVIDIA Tegra Profiler Report hf_abcdefgh12345 [END]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_masking_that_takes_long_is_said_and_ends_at_a_signal(tmp_path, monkeypatch, number):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh12345")
+    monkeypatch.setattr(masking_progress, "_FIRST_S", 0.05)
+    backend = type(backends.get("nsight"))
+    said = []
+
+    def say(line):
+        said.append(line)
+        if line.startswith("takes"):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(backend, "why_unreadable", slow(100))
+    ours, report = wrapped(tmp_path, "nsight/a.nsys-rep", said)
+    ours = WrappedRun(ours.folder, ours.job, say)
+    report.write_bytes(SECRET_REPORT)
+    report.chmod(0o644)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # as the program's parent has them
+    try:
+        ours.end(0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    assert report.read_bytes() == SECRET_REPORT and report.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in report.parent.iterdir()] == ["a.nsys-rep"]
+    assert said[:2] == [
+        "takes secrets of the environment out of 1 report, 0 B of 51 B so far; SIGINT (Ctrl-C) or SIGTERM"
+        " ends that, and what is left is then for its owner alone",
+        f"{report} may hold secrets of the environment, pass it on to nobody: ended by {number.name}",
+    ]
+    assert json.loads((ours.folder / "run.json").read_text())["driver"]["exit_code"] == 0
+    assert (ours.folder / "manifest.json").exists()
+
+
+def test_a_signal_of_before_the_end_of_the_program_does_not_end_the_masking(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh12345")
+    monkeypatch.setattr(type(backends.get("nsight")), "why_unreadable", slow(0))
+    ours, report = wrapped(tmp_path, "nsight/a.nsys-rep", [])
+    report.write_bytes(SECRET_REPORT)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # others of the tests have not blocked it
+        ours.end(0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    assert b"hf_abcdefgh12345" not in report.read_bytes()
+    assert report.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_rank_masks_neither_what_another_one_masks_nor_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh12345")
+    seen = []
+    monkeypatch.setattr(
+        type(backends.get("nsight")), "why_unreadable", lambda _, report, copy: seen.append(report.name) or ""
+    )
+    ours, report = wrapped(tmp_path, "nsight/b.nsys-rep", [])
+    other, killed = report.with_name("a.nsys-rep"), report.with_name("c.nsys-rep")
+    for each in (report, other, killed):
+        each.write_bytes(SECRET_REPORT)
+    record = json.loads((ours.folder / "run.json").read_text())
+    beside = subprocess.Popen(["sleep", "100"])
+    host = next(iter(record["processes"])).rpartition(":")[0]
+    for pid, path in ((beside.pid, other), (2**22 + 1, killed)):
+        row = {"started_ns": 1, "exit_code": None, "reports": [str(path.relative_to(ours.folder))]}
+        record["processes"][f"{host}:{pid}"] = row
+    (ours.folder / "run.json").write_text(json.dumps(record))
+    try:
+        ours.end(0)
+    finally:
+        beside.kill()
+        beside.wait()
+
+    assert sorted(seen) == ["b.nsys-rep", "c.nsys-rep"]
+    jsonschema.validate(json.loads((ours.folder / "run.json").read_text()), schema())
+
+
+def test_a_file_with_the_environment_of_a_process_is_for_its_owner_alone(tmp_path):
+    ours, beside = wrapped(tmp_path, "rocprof_sys/trainer/rank0/metadata-1.json", [])
+    beside.write_text("{}")
+
+    ours.end(0)
+
+    assert beside.stat().st_mode & 0o777 == 0o600

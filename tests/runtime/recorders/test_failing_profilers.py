@@ -14,6 +14,7 @@ import sys
 import pytest
 from tests.collect.runfolder import RunFolder
 from tests.nsys_stand_in import answering_nsys
+from tests.small_disk import small_disk
 
 from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.collect.sync.sync_pass import Syncer
@@ -82,21 +83,6 @@ def train(node_dir, how, **asked):
     return done.stdout, [line for line in done.stderr.splitlines() if line.startswith("[rlprof]")]
 
 
-@contextlib.contextmanager
-def small_disk(folder):
-    """A file system of 256 KiB."""
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """What the training gives when nothing is asked."""
@@ -110,6 +96,7 @@ FAILURES = {
     "torch export": ("torch", "torch.profiler could not export: torch export failed"),
     "limit": ("torch", "File too large"),
     "full": ("torch", "No space left on device"),
+    "short": ("torch", "stay free for the program (RLPROF_SYNC_KEEP_FREE_MIB)"),
     "nsys start": ("nsight", "`nsys start` failed with exit code 1: Unable to start: no more sessions"),
     "nsys stop": (
         "nsight",
@@ -133,7 +120,10 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
             "PATH": str(tmp_path),
         }
 
-    with small_disk(node_dir) if how == "full" else contextlib.nullcontext():
+    if how in ("full", "short"):
+        asked["RLPROF_SYNC_KEEP_FREE_MIB"] = "0" if how == "full" else "1"
+
+    with small_disk(node_dir, "256k") if how in ("full", "short") else contextlib.nullcontext():
         losses, said = train(node_dir, how, **asked)
         manifest = harvested(node_dir, tmp_path / "4711-logs", request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
 from rlprof_ops.collect.event_logs import WindowEvent, read_node
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
@@ -186,25 +188,27 @@ def test_a_report_comes_to_the_output_dir_of_the_request_too(
 
 
 @pytest.mark.nsys
+@pytest.mark.parametrize("killed_in", [2, 3])
 def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
-    node_dir: Path, rollout: subprocess.Popen[bytes]
+    node_dir: Path, rollout: subprocess.Popen[bytes], killed_in: int
 ):
     [session] = session_file.read_all(node_dir)
 
     async def steps() -> None:
         windows = Windows(node_dir, REQUEST, print)
-        await windows.begin(2)
-        await asyncio.sleep(0.5)
-        os.kill(session.pid, signal.SIGKILL)
-        await asyncio.sleep(3)
-        windows.end(2)
-        await windows.begin(3)
-        windows.end(3)
+        for step in (2, 3):
+            await windows.begin(step)
+            await asyncio.sleep(0.5)
+            if step == killed_in:
+                os.kill(session.pid, signal.SIGKILL)
+                await asyncio.sleep(3)
+            windows.end(step)
         await windows.close()
 
     asyncio.run(steps())
     [log] = read_node(node_dir / "events")
     assert [event.event for event in log.windows] == ["opened", "closed"], log
+    assert log.windows[1].partial  # its engine went on
     assert nsys_cli.check(node_dir / log.windows[1].path).state == "ok"
 
 
@@ -250,6 +254,32 @@ def test_a_window_of_a_supervisor_that_was_killed_is_gone_on_with(
     if not stopping:
         assert "execute_model" in names_of(node_dir / found[2, "closed"].path)
     assert "took over" in found[6, "failed"].reason
+
+
+def test_one_on_demand_keeps_its_bound_when_its_supervisor_was_killed(
+    node_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    claim_session(node_dir, monkeypatch, stop="report")
+    asked = replace(demand("large", next_steps=8), options={"max_mb": "40"})
+
+    async def first() -> None:
+        windows = Windows(node_dir, ProfileRequest(), print)
+        windows.want(asked)
+        await windows.begin(1)
+        for watched in windows._watched.values():
+            watched.captures._all[0].gate.drop()  # as one that was killed
+
+    async def second() -> None:
+        windows = Windows(node_dir, ProfileRequest(), print)
+        monkeypatch.setattr(NsysSessionRecorder, "size_bytes", lambda _: 41_000_000)
+        await windows.resume(1, running=True)
+        await asyncio.to_thread(wait_until, lambda: len(read_node(node_dir / "events")[0].windows) == 2)
+        await windows.close()
+
+    asyncio.run(first())
+    asyncio.run(second())
+    [_, closed] = read_node(node_dir / "events")[0].windows
+    assert closed.partial and "stays within max_mb" in closed.reason, closed
 
 
 @pytest.mark.nsys
@@ -330,6 +360,51 @@ def test_a_window_on_demand_beside_another_is_refused_as_in_a_process(
         ("failed", 3, "another nsight window is open in this process"),
         ("opened", 2, ""),
     ], found
+
+
+STARTED = 'printf "%s\\n" "$@" > "$0.words"; state Collection; echo "$4" > "$0.report"'
+
+
+def test_a_capture_that_takes_itself_has_its_flags(node_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    claim_session(node_dir, monkeypatch, start=STARTED)
+
+    async def steps() -> None:
+        windows = Windows(node_dir, ProfileRequest(), print)
+        windows.want(replace(demand("when-every-step2-1", next_steps=1), flags=("stats",)))
+        await windows.begin(3)
+        windows.end(3)
+        await windows.close()
+
+    asyncio.run(steps())
+    assert "--stats" in (node_dir / "bin/nsys.words").read_text().splitlines()
+
+
+def test_a_window_of_a_trainers_calls_has_the_options_of_its_key(
+    node_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    theirs = {"sample": "process-tree", "backtrace": "fp $(touch x); 'y", "trace": "cuda", "stats": None}
+    monkeypatch.setenv("RLPROF_SESSION_OPTIONS", json.dumps(theirs))
+    claim_session(node_dir, monkeypatch, start=STARTED)
+
+    async def calls() -> None:
+        windows = Windows(node_dir, ProfileRequest(), print)
+        assert await windows.ask("rlprof-test", "start") and await windows.ask("rlprof-test", "stop")
+        await windows.close()
+
+    asyncio.run(calls())
+    words = (node_dir / "bin/nsys.words").read_text().splitlines()
+    assert {"--sample=process-tree", "--backtrace=fp $(touch x); 'y", "--stats"} <= set(words)
+    assert "--cpuctxsw=none" in words and not {"--sample=none", "--trace=cuda"} & set(words)
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '{"sample": 3}'])
+def test_options_that_are_none_leave_the_session_its_windows(
+    node_dir: Path, monkeypatch: pytest.MonkeyPatch, text: str
+):
+    monkeypatch.setenv("RLPROF_SESSION_OPTIONS", text)
+    claim_session(node_dir, monkeypatch)
+    [session] = session_file.read_all(node_dir)
+    assert session.options == {}
 
 
 # What an adapter does in an actor of an unmodified trainer: each call of the driver's is a task.

@@ -1,5 +1,6 @@
-"""A script of Lightning as its documentation shows it: fit.py KIND, which is automatic, manual (two
-optimizers), ddp (two ranks on gloo) or profiled (by Lightning's own PyTorchProfiler). Lightning is the
+"""A script of Lightning as its documentation shows it: fit.py KIND [CHECKPOINT], which is automatic, manual
+(two optimizers), ddp (two ranks on gloo), profiled (by Lightning's own PyTorchProfiler) or saved (with a
+validation and a checkpoint in the middle of each epoch, from one of which it may go on). Lightning is the
 package named in $LIGHTNING.
 
 It prints each loss, and what Lightning's own profiler measured: `timed ACTION SECONDS`.
@@ -87,7 +88,7 @@ def once() -> Callable[[int], torch.profiler.ProfilerAction]:
     return action
 
 
-def main(kind: str) -> None:
+def main(kind: str, checkpoint: str | None = None) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     profiler = Timed()
@@ -102,12 +103,14 @@ def main(kind: str) -> None:
         limit_val_batches=2,
         profiler=profiler,
         logger=False,
-        enable_checkpointing=False,
+        val_check_interval=BATCHES // 2 if kind == "saved" else 1.0,
+        callbacks=[pl.callbacks.ModelCheckpoint(".", "{step}", save_top_k=-1)] if kind == "saved" else [],
+        enable_checkpointing=kind == "saved",
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     loaders = [torch.utils.data.DataLoader(Data(), batch_size=4) for _ in range(2)]
-    trainer.fit(Module(), *loaders)
+    trainer.fit(Module(), *loaders, ckpt_path=checkpoint)
 
 
 if __name__ == "__main__":

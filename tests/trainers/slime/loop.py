@@ -96,7 +96,7 @@ class Actor(theirs.MegatronTrainRayActor):
         for name in ("TrainProfiler", "TensorBackuper", "UpdateWeightFromDistributed"):
             setattr(theirs, name, Anything)
         theirs.is_megatron_main_rank = takes(0, False)
-        theirs.initialize_model_and_optimizer = takes(0, ([], None, None, -1))
+        theirs.initialize_model_and_optimizer = takes(0, ([], None, None, 0))
         theirs.forward_only, theirs.train = takes(0.03, {}), train
         theirs.train_data_utils = Namespace(save_debug_train_data=nothing)
         train_metric_utils.log_rollout_data = train_metric_utils.compute_rollout_step = nothing
@@ -150,6 +150,7 @@ def main(steps, which):
     )
     loop.train(
         Args(
+            start_rollout_id=0,
             actor_num_nodes=1, actor_num_gpus_per_node=2, num_gpus_per_node=0, num_rollout=steps, kl_coef=0,
             update_weights_interval=1, update_weight_mode="full", update_weight_transport="nccl",
             train_env_vars={}, distributed_timeout_minutes=10, train_backend="megatron",

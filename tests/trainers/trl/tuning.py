@@ -1,4 +1,5 @@
-"""Tuning as TRL's documentation shows it: tuning.py MODEL STEPS KIND, which is sft, dpo or bare (a Trainer of
+"""Tuning as TRL's documentation shows it: tuning.py MODEL STEPS KIND, which is sft, dpo, precomputed
+(DPO whose reference is computed before it trains) or bare (a Trainer of
 transformers alone, whose micro-batches and data say how long they took).
 """
 
@@ -58,6 +59,7 @@ def main(model: str, steps: str, kind: str) -> None:
     else:
         data = Dataset.from_list([{"prompt": t, "chosen": " It is odd.", "rejected": " No."} for t in texts])
         trainer, config = DPOTrainer, DPOConfig
+        settings["precompute_ref_log_probs"] = kind == "precomputed"
     trainer(
         model=model,
         args=config(**settings),

@@ -24,7 +24,17 @@ MAX_RANKS = 64  # matched a communicator: enough to find the last comer of any s
 SLOW = 1.5  # times the transfer of its siblings, from which on a group counts as slow
 ALIKE = 1.1  # mean messages of groups whose transfers can be compared differ by less
 
-Members = dict[Rank, tuple[CollectiveEvents, str, int]]  # rank -> its events, its host, its rank in its world
+
+class GroupMember(NamedTuple):
+    """One rank of a communicator in one window. `steps`: of that window."""
+
+    events: CollectiveEvents
+    host: str
+    world_rank: int
+    steps: int
+
+
+Members = dict[Rank, GroupMember]
 Skews = Mapping[tuple[str, str, str], SkewRow]  # by worker, key and communicator
 Parts = list[tuple[Summary, CollectiveTotal]]
 
@@ -58,19 +68,22 @@ class SlowGroup:
 
 
 def collective_skews(merged: Merged) -> Skews:
-    """Skew of every communicator that at least two captured ranks share; the most waited for first."""
+    """Skew of every communicator that at least two captured ranks share, in the window with most of its
+    calls; the most waited for first.
+    """
     windows: dict[tuple[str, str, str, int | None], Members] = {}
     for summary in merged.summaries:
         for meeting in summary.collective_events:
             where = (summary.report.worker, meeting.key, meeting.communicator, summary.report.start)
             members = windows.setdefault(where, {})
             known = members.get(rank_of(summary))
-            if known is None or len(meeting.start) > len(known[0].start):
-                members[rank_of(summary)] = (meeting, summary.host, summary.world_rank)
+            if known is None or len(meeting.start) > len(known.events.start):
+                steps = sum(step.count or 1 for step in summary.steps)
+                members[rank_of(summary)] = GroupMember(meeting, summary.host, summary.world_rank, steps)
     largest: dict[tuple[str, str, str], Members] = {}
     for (worker, key, communicator, _), members in windows.items():
-        size = max(events.size for events, _, _ in members.values())
-        if len(members) > 1 and one_communicator([rank for _, _, rank in members.values()], size):
+        size = max(member.events.size for member in members.values())
+        if len(members) > 1 and one_communicator([each.world_rank for each in members.values()], size):
             best = largest.get((worker, key, communicator), {})
             if _calls(members) > _calls(best):
                 largest[worker, key, communicator] = members
@@ -83,7 +96,7 @@ def collective_skews(merged: Merged) -> Skews:
 
 
 def _calls(members: Members) -> int:
-    return sum(len(events.start) for events, _, _ in members.values())
+    return sum(len(member.events.start) for member in members.values())
 
 
 def _skew(worker: str, key: str, members: Members, merged: Merged) -> SkewRow | None:
@@ -95,11 +108,11 @@ def _skew(worker: str, key: str, members: Members, merged: Merged) -> SkewRow | 
     residual is unknown between hosts.
     """
     ranks = sorted(members)[:MAX_RANKS]
-    base = members[ranks[0]][0]
+    base = members[ranks[0]].events
     rows = np.arange(len(base.start))
     matched: dict[Rank, dict[int, int]] = {ranks[0]: {int(i): int(i) for i in rows}}
     for rank in ranks[1:]:
-        pairs = match_rows(base, members[rank][0])
+        pairs = match_rows(base, members[rank].events)
         if pairs is not None:
             matched[rank] = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
     shared = sorted(set.intersection(*(set(m) for m in matched.values())))
@@ -107,14 +120,14 @@ def _skew(worker: str, key: str, members: Members, merged: Merged) -> SkewRow | 
         return None
     starts, durations = [], []
     for rank in matched:
-        meeting, host, _ = members[rank]
+        meeting = members[rank].events
         mine = np.array([matched[rank][i] for i in shared])
-        starts.append(merged.clocks.of(host).all_aligned(meeting.start[mine]))
+        starts.append(merged.clocks.of(members[rank].host).all_aligned(meeting.start[mine]))
         durations.append(meeting.end[mine] - meeting.start[mine])
     start, duration = np.array(starts), np.array(durations)
     transfer = duration.min(axis=0)
     skew = float((start.max(axis=0) - start.min(axis=0)).mean())
-    hosts = {members[rank][1] for rank in matched}
+    hosts = {members[rank].host for rank in matched}
     residual = 0 if len(hosts) == 1 else merged.clocks.residual_ns
     last, share = None, 0.0
     if residual is not None and skew > residual:
@@ -125,6 +138,7 @@ def _skew(worker: str, key: str, members: Members, merged: Merged) -> SkewRow | 
         key=key,
         ranks=len(matched),
         calls=len(shared),
+        steps=max(1, *(members[rank].steps for rank in matched)),
         transfer_ns=round(float(transfer.mean())),
         waiting_ns=round(float((duration - transfer).mean())),
         skew_ns=round(skew),

@@ -29,7 +29,7 @@ from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
-from rlprof_ops.redact import binary_files, own_secrets
+from rlprof_ops.redact import binary_files, kept_secrets, own_secrets
 from rlprof_ops.words import duration, size
 
 LOG = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class Distiller:
         """The exit code of the process that reads it: what one report takes is given back whole."""
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700)
-        self._secrets |= binary_files.secrets_of_processes()
+        kept = kept_secrets.read(self.node_dir / "sync")
+        self._secrets |= kept | binary_files.secrets_of_processes()
         sent = self._sent().get(path)
         as_sent = sent is not None and sent.same_source(found)  # which means without secrets
         secrets = frozenset() if as_sent else binary_files.maskable(self._secrets)

@@ -1,23 +1,19 @@
-"""Dumps of PyTorch's flight recorder, as pickle or as JSON, from anywhere and by anybody.
-
-A pickle is a program. Here it may only build strings, numbers and plain containers: its operations are looked
-at before one of them runs, so that neither an import nor a memo of 68 GB comes to anything.
-"""
+"""Dumps of PyTorch's flight recorder, as pickle or as JSON, from anywhere and by anybody."""
 
 from __future__ import annotations
 
 import gc
-import io
 import os
-import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlprof_ops.analyze.hang.plain_pickle import plain_pickle
 from rlprof_ops.host import foreign
 from rlprof_ops.runtime.on_demand.group_state import is_open
+from rlprof_ops.runtime.on_demand.torch_fr import ASKED_SUFFIX
 from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 MOST_BYTES = 64 << 20  # 2,000 entries are 0.5 MB
@@ -25,23 +21,6 @@ _MOST_FILES = 1 << 14
 _MOST_KEPT, _MOST_OPEN = 32, 4096  # entries of a rank in a group
 _NAME = re.compile(r"(.*?)(\d+)((?:\.(?:json|pickle|pkl))?)\Z", re.DOTALL)
 _LOOKS_LIKE_ONE = re.compile(r"trace|rank|flight|fr_")
-# Every operation of fixed length that builds plain data; memo indexes up to a million.
-_PLAIN = re.compile(
-    rb"(?:[Kqh].[()\]}Nateslu\x85-\x89\x94]*|[()\]}Nateslu\x85-\x89\x94]+|[jr]..[\x00-\x10]\x00|M..|J....|"
-    rb"\x80[\x02-\x05]|[G\x95].{8}|"
-    rb"\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))*",
-    re.DOTALL,
-)
-_LENGTHS = {0x58: 4, 0x8C: 1, 0x8D: 8}  # BINUNICODE, SHORT_BINUNICODE, BINUNICODE8: bytes of the length
-_STOP = 0x2E
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> object:
-        raise pickle.UnpicklingError(f"it names {module[:40]}.{name[:40]}: only plain data is read")
-
-    def persistent_load(self, pid: object) -> object:
-        raise pickle.UnpicklingError("it refers to something outside: only plain data is read")
 
 
 @dataclass(frozen=True)
@@ -55,6 +34,11 @@ class FlightDump:
     entries: list[dict[str, object]]
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
     has_lost: bool  # older entries have made room for newer ones
+
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether a process of a job wrote it because it was asked to, and not torch after a timeout."""
+        return self.process != ("", None) and self.path.suffix == ASKED_SUFFIX
 
     @property
     def process(self) -> tuple[str, int | None]:
@@ -171,26 +155,3 @@ def _latest(entries: list[dict[str, object]]) -> list[dict[str, object]]:
         if seen[name] <= _MOST_KEPT or (is_open(entry) and seen[name] <= _MOST_OPEN):
             kept.append(entry)
     return kept[::-1]
-
-
-def plain_pickle(raw: bytes) -> object:
-    """What a pickle of plain data holds. Raises ValueError for every other one, before any of it runs."""
-    at = 0
-    while True:
-        matched = _PLAIN.match(raw, at)
-        at = matched.end() if matched else at
-        code = raw[at] if at < len(raw) else -1
-        if code == _STOP:
-            break
-        width = _LENGTHS.get(code)
-        if width is None:
-            what = f"operation {code:#x} at byte {at}" if code >= 0 else "its end is missing"
-            raise ValueError(f"it is no pickle of plain data: {what}")
-        at += 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "little")
-    try:
-        # With a buffer that it may look ahead in, it reads three times as fast.
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(raw), 1 << 17)).load()
-    except MemoryError:
-        raise ValueError("it is too large for this machine's memory") from None
-    except Exception as error:  # whatever a broken one makes the unpickler raise
-        raise ValueError(f"it is a broken pickle: {foreign.reason_of(error)[:80]}") from None

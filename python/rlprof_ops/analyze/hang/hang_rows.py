@@ -9,7 +9,7 @@ from msgspec import structs
 
 from rlprof_ops.analyze.hang.flight_dumps import FlightDump, read_folder
 from rlprof_ops.analyze.hang.hang_text import judged_worlds, stands_of
-from rlprof_ops.analyze.hang.hang_verdict import NOTHING, Enqueued, HangVerdict, name_of
+from rlprof_ops.analyze.hang.hang_verdict import NO_HANG, Enqueued, HangVerdict, name_of
 from rlprof_ops.analyze.report_model import Finding, HangRow, HungRanks
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.detect.anomaly import HANG
@@ -26,7 +26,7 @@ def hang_rows(run: Path) -> list[HangRow]:
     told = [row for row in read_rows(run / FOLDER / FINDINGS, ("kind", "text")) if row["kind"] == HANG]
     steps = {_collective(row): foreign.whole(row.get("step")) for row in told}
     worlds = judged_worlds(run, read_folder(run))
-    found = [_of_world(world, verdict, steps) for world, verdict in worlds if verdict.kind != NOTHING]
+    found = [_of_world(world, verdict, steps) for world, verdict in worlds if verdict.kind not in NO_HANG]
     alone = [row for row in told if not found or not _collective(row)[0]]
     found += [HangRow(HANG, foreign.text(row["text"]), True, foreign.whole(row.get("step"))) for row in alone]
     return found[:MOST_HANGS]
@@ -39,7 +39,8 @@ def hang_findings(hangs: Sequence[HangRow]) -> list[Finding]:
 
 def _sentence(hang: HangRow) -> str:
     where = f" in step {hang.step}" if hang.step else ""
-    return f"The job hung{where}: {hang.text}{'' if hang.sure else ' (not sure)'}."
+    said = f"{hang.text}{'' if hang.sure else ' (not sure)'}."
+    return f"The job hung{where}: {said}" if hang.hung else f"When dumps were asked for: {said}"
 
 
 def _collective(row: Mapping[str, object]) -> tuple[str, int | None]:
@@ -56,7 +57,9 @@ def _of_world(
     step = next((step for (its, at), step in steps.items() if its and at == number and its in name), None)
     groups = sorted({group for last, _ in stands_of(world).values() for group in last})[:MOST_GROUPS]
     rows = _alike(world, verdict, groups)[:MOST_ROWS]
-    return HangRow(verdict.kind, verdict.text, verdict.sure, step, groups, rows, list(verdict.notes))
+    return HangRow(
+        verdict.kind, verdict.text, verdict.sure, step, verdict.hung, groups, rows, list(verdict.notes)
+    )
 
 
 def _alike(world: dict[int, FlightDump], verdict: HangVerdict, groups: list[str]) -> list[HungRanks]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, read_folder
 from rlprof_ops.analyze.hang.hang_verdict import (
     NETWORK,
-    NOTHING,
+    NO_HANG,
     Enqueued,
     HangVerdict,
     enqueued,
@@ -19,6 +19,7 @@ from rlprof_ops.analyze.hang.hang_verdict import (
 )
 from rlprof_ops.collect.harvest.manifest_table import grid, printable
 from rlprof_ops.host import foreign
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.recorder.head_recorder import FINDINGS, read_rows
 from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
@@ -44,10 +45,13 @@ def explain(folder: Path) -> tuple[list[str], dict[str, object]]:
 def judged_worlds(folder: Path, found: FoundDumps) -> list[tuple[dict[int, FlightDump], HangVerdict]]:
     """Each world of these dumps with its verdict, the surest first."""
     seen = _seen(folder)
+    end = foreign.an_object(foreign.read_object(folder / "run.json").get("end"))
+    is_known = bool(seen) or end.get("cause") == EndCause.HANG
     judged = [(world, judge(world)) for world in found.worlds]
     for world, verdict in judged:
+        verdict.hung = is_known or not all(dump.was_asked_for for dump in world.values())
         _add_seen(world, verdict, seen)
-    return sorted(judged, key=lambda each: (each[1].kind == NOTHING, not each[1].sure, -len(each[0])))
+    return sorted(judged, key=lambda each: (each[1].kind in NO_HANG, not each[1].sure, -len(each[0])))
 
 
 def _seen(folder: Path) -> list[dict[str, object]]:
@@ -173,6 +177,7 @@ def _verdict(world: Mapping[int, FlightDump], verdict: HangVerdict) -> dict[str,
         "kind": verdict.kind,
         "text": verdict.text,
         "sure": verdict.sure,
+        "hung": verdict.hung,
         "collective": _collective(verdict.collective),
         "waiting": list(verdict.waiting),
         "missing": [

@@ -2,7 +2,8 @@
 
 A rank is missing where its group's other ranks are in a collective that it has not begun. Of several
 groups that wait, the one counts whose missing rank waits nowhere itself; where all of them do, ranks use
-their groups in different orders.
+their groups in different orders. Dumps of ranks that go on are of different moments: who has ended a
+collective with a rank shows that this rank has come further than its own dump says.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rlprof_ops.analyze.hang.flight_dumps import FlightDump
 from rlprof_ops.host import foreign
 from rlprof_ops.runtime.on_demand.group_state import is_open
 from rlprof_ops.words import ranks_text
 
-MISSING, MISMATCH, ORDER, NETWORK, BEHIND, NOTHING = (
+MISSING, MISMATCH, ORDER, NETWORK, BEHIND, MOMENTS, NOTHING = (
     "missing",
     "mismatch",
     "order",
     "network",
     "behind",
+    "moments",
     "nothing",
 )
+NO_HANG = (MOMENTS, NOTHING)
+# Collectives that no rank can end before all have come. A broadcast's source, say, may be long gone.
+_FOR_ALL = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "barrier")
 _EVERYONE = "default_pg"
 _MOST_FRAMES = 40
 # Collectives whose ranks may bring tensors of different sizes.
@@ -69,6 +75,22 @@ class Enqueued:
 
 
 @dataclass(frozen=True)
+class _Later:
+    """`rank` has come further than its dump says: `by` have ended `what` of a group of both."""
+
+    rank: int
+    by: tuple[int, ...]
+    what: Enqueued
+
+    is_certain: bool
+
+    def __str__(self) -> str:
+        moments = f"the dumps {'are' if self.is_certain else 'may be'} of different moments"
+        has = f"{ranks_text(self.by)} {_has(self.by)} ended {self.what}"
+        return f"{moments}: {has}, which {ranks_text([self.rank])} had not begun when its dump was written"
+
+
+@dataclass(frozen=True)
 class ProcessGroup:
     """A process group: who belongs to it, and what each rank enqueued in it, by sequence number."""
 
@@ -78,7 +100,7 @@ class ProcessGroup:
     entries: Mapping[int, Mapping[int, dict[str, object]]]
     unknown: tuple[int, ...]  # ranks whose dump no longer holds what they did in it
 
-    @property
+    @cached_property
     def last(self) -> dict[int, int]:
         """The sequence number of each rank's last collective here; 0 for one that has begun none."""
         return {rank: max(self.entries[rank], default=0) for rank in self.entries if rank not in self.unknown}
@@ -86,6 +108,37 @@ class ProcessGroup:
     def at(self, rank: int, sequence: int) -> Enqueued | None:
         raw = self.entries.get(rank, {}).get(sequence)
         return None if raw is None else enqueued(raw)
+
+    @cached_property
+    def later(self) -> dict[int, _Later]:
+        """The ranks that have come further here than their dumps say."""
+        last = self.last
+        low = min(last.values(), default=0)
+        ended = [
+            (sequence, by)
+            for sequence in sorted({at for rank in last for at in self.entries[rank] if at > low})
+            if (by := [rank for rank in last if self._ended_with_all(rank, sequence)])
+        ]
+        found = {}
+        for rank, own in last.items():
+            sequence, by = next((each for each in ended if each[0] > own), (0, []))
+            if by and (what := self.at(by[0], sequence)):
+                certain = any(self.entries[each][sequence].get("state") == "completed" for each in by)
+                found[rank] = _Later(rank, tuple(sorted(by)), what, certain)
+        return found
+
+    def _ended_with_all(self, rank: int, sequence: int) -> bool:
+        """Whether a rank has ended this collective together with all ranks of the group. gloo does not tell
+        whether one ended well; a rank that goes on has probably ended it well.
+        """
+        raw = self.entries[rank].get(sequence)
+        if raw is None or is_open(raw) or not enqueued(raw).operation.lstrip("_").startswith(_FOR_ALL):
+            return False
+        return raw.get("state") == "completed" or self.last[rank] > sequence
+
+    @property
+    def is_of_one_moment(self) -> bool:
+        return not any(each.is_certain for each in self.later.values())
 
 
 @dataclass(frozen=True)
@@ -100,7 +153,9 @@ class _Wait:
 
 @dataclass
 class HangVerdict:
-    """`text` is the first sentence; the other fields say the same for programs."""
+    """`text` is the first sentence; the other fields say the same for programs. `hung`: it is of a job that
+    hung, and not only of one whose dumps were asked for.
+    """
 
     kind: str = NOTHING
     text: str = "no collective is open in these dumps, and no rank is behind"
@@ -113,6 +168,7 @@ class HangVerdict:
     last: dict[int, Enqueued | None] = field(default_factory=dict)  # of the missing ranks
     notes: list[str] = field(default_factory=list)
     seen: dict[int, dict[str, object]] = field(default_factory=dict)  # by the job's recorder, of the missing
+    hung: bool = True
 
 
 def name_of(key: _Key) -> str:
@@ -157,6 +213,13 @@ def judge(world: Mapping[int, FlightDump]) -> HangVerdict:
     groups = _groups(world)
     open_now = {rank: [enqueued(raw) for raw in dump.entries if is_open(raw)] for rank, dump in world.items()}
     verdict = _judged(world, groups, open_now)
+    if later := [each for group in groups for each in group.later.values()]:
+        surest = max(later, key=lambda each: each.is_certain)
+        if verdict.kind == NOTHING and surest.is_certain:
+            verdict = HangVerdict(MOMENTS, f"no hang is seen, for {surest}")
+        elif verdict.kind != NOTHING:
+            verdict.sure = False
+            verdict.notes.append(str(surest))
     verdict.last = {
         rank: enqueued(world[rank].entries[-1]) if world[rank].entries else None
         for rank in verdict.missing
@@ -180,7 +243,9 @@ def _judged(
     for group in groups:
         if found := _mismatch(group, only_open=something_open):
             return found
-    waits = [*_waits(groups, world), *_pairs(groups, world, open_now)]
+    waits = [*_waits(groups, world)]
+    if all(group.is_of_one_moment for group in groups):  # a send's other side may be of another moment
+        waits += _pairs(groups, world, open_now)
     stuck = {rank for wait in waits for rank in wait.waiting}
     for wait in sorted(waits, key=lambda each: (not stuck.isdisjoint(each.missing), -len(each.waiting))):
         free = tuple(rank for rank in wait.missing if rank not in stuck)
@@ -193,12 +258,13 @@ def _judged(
     alone = [group for group in groups if _members_are_a_guess(group)]
     if alone:
         return _told_apart(alone, world)
-    for group in groups:
+    of_one_moment = [group for group in groups if group.is_of_one_moment]
+    for group in of_one_moment:
         opened = _opened(group)
         if opened:
             rank, sequence = min(opened.items(), key=lambda item: item[1])
             return _all_there(group, group.at(rank, sequence), tuple(sorted(opened)))
-    return next((verdict for group in groups if (verdict := _behind(group))), HangVerdict())
+    return next((verdict for group in of_one_moment if (verdict := _behind(group))), HangVerdict())
 
 
 def _groups(world: Mapping[int, FlightDump]) -> list[ProcessGroup]:
@@ -300,7 +366,9 @@ def _waits(groups: list[ProcessGroup], world: Mapping[int, FlightDump]) -> Itera
         if not opened:
             continue
         first = min(opened.values())
-        missing = tuple(sorted(rank for rank, last in group.last.items() if last < first))
+        behind = (rank for rank, last in group.last.items() if last < first)
+        came = {rank for rank, later in group.later.items() if later.is_certain}
+        missing = tuple(sorted(rank for rank in behind if rank not in came))
         without = tuple(rank for rank in group.members if rank not in world)
         waiting = tuple(sorted(opened))
         what = group.at(min(opened, key=lambda rank: opened[rank]), first)
@@ -420,8 +488,9 @@ def _behind(group: ProcessGroup) -> HangVerdict | None:
     missing = tuple(sorted(rank for rank in last if last[rank] == low))
     there = tuple(sorted(rank for rank in last if last[rank] > low))
     what = next((e for rank in there if (e := group.at(rank, low + 1))), None)
+    named = what or f"what came after #{low} of {name_of(group.key)}"
     text = (
-        f"{ranks_text(missing)} {_has(missing)} not begun {what}, which {ranks_text(there)} {_has(there)}"
+        f"{ranks_text(missing)} {_has(missing)} not begun {named}, which {ranks_text(there)} {_has(there)}"
         " ended or given up"
     )
     return HangVerdict(BEHIND, text, False, what, there, missing)

@@ -26,6 +26,7 @@ _WITHIN = re.compile(
     r" |\[pl\]|\[param\||"
     r"Pregraph|Python GC|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
 )
+MOST_STEPS = 10_000  # of a window that no range divides; a name that says more says nothing of it
 MAX_SEGMENTS = 400  # drawn a step; every sum is taken of the whole
 
 
@@ -95,7 +96,8 @@ def find_steps(
         if 0 < trace.origin.recorded[0] <= begin and over <= trace.origin.recorded[1]
     ):
         return told
-    count = stop - first if first is not None and stop is not None and stop > first else None
+    held = stop - first if first is not None and stop is not None else 0
+    count = held if 0 < held <= MOST_STEPS else None
     window = Step(first or 0, start, end, marked=False, count=count)
     return _by_repeated_phases(trace, window) if count and count > 1 else (window,)
 

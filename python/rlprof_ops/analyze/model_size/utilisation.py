@@ -7,16 +7,19 @@ FLOPs a token where it is trained on, 2 N where it only passes forward; N: the p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 
 from rlprof_ops.analyze.gpu_peaks import gpu_peak
 from rlprof_ops.analyze.model_size.parameters import ModelSize, read_config, told_parameters
 from rlprof_ops.analyze.report_model import GpuRow, MfuAnswer, MfuRow, PhaseRow, RankRow
+from rlprof_ops.analyze.run.identity import role_of
 from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.errors import UsageError
+from rlprof_ops.request import server_of
 
 FLOPS_A_TOKEN = {"train": 6, "generation": 2, "logprob": 2, "ref_logprob": 2}
 
@@ -56,7 +59,8 @@ def utilisation(
     whole: WholeRun | None,
     world: Mapping[str, int],
 ) -> MfuAnswer:
-    """One row a worker and phase of `FLOPS_A_TOKEN`; `untold` says why there is none.
+    """One row a role and phase of `FLOPS_A_TOKEN`, for the workers of a role share its tokens; `untold` says
+    why there is none.
 
     Parameters
     ----------
@@ -77,15 +81,9 @@ def utilisation(
     )
     if tokens is None:
         return answer
-    names: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)  # worker -> (rank, device) -> name
-    for gpu in gpus:
-        names[ranks[gpu.rank].worker][gpu.rank, gpu.device] = gpu.name
-    for row in phases:
-        factor = FLOPS_A_TOKEN.get(row.phase)
-        captured = [rank for rank, _, _ in row.by_rank]
-        if factor is None or not captured or ranks[captured[0]].controller:
-            continue
-        found = _row(said, row, factor, tokens, names[row.worker], captured, world)
+    names = {(gpu.rank, gpu.device): gpu.name for gpu in gpus}
+    for role, phase, parts in _by_role(phases, ranks):
+        found = _row(said, role, phase, parts, tokens, names, ranks, world)
         if isinstance(found, str):
             missing += [found] * (found not in missing)
         else:
@@ -104,38 +102,67 @@ def _tokens(said: StatedModel, whole: WholeRun | None) -> tuple[int | None, str]
     return None, "nothing tells the tokens of a step: no engine was recorded; give --tokens-per-step"
 
 
+def _by_role(
+    phases: Sequence[PhaseRow], ranks: Sequence[RankRow]
+) -> Iterator[tuple[str, str, list[PhaseRow]]]:
+    """The rows of workers that do the work of a role, by role and phase: a server that has inner workers
+    leaves all of it to them.
+    """
+    groups: dict[tuple[str, str], list[PhaseRow]] = defaultdict(list)
+    for row in phases:
+        if row.phase in FLOPS_A_TOKEN and row.by_rank and not ranks[row.by_rank[0][0]].controller:
+            groups[role_of(row.worker), row.phase].append(row)
+    for (role, phase), group in groups.items():
+        servers = {server_of(row.worker) for row in group}
+        yield role, phase, [row for row in group if row.worker not in servers]
+
+
 def _row(
     said: StatedModel,
-    row: PhaseRow,
-    factor: int,
+    role: str,
+    phase: str,
+    parts: Sequence[PhaseRow],
     tokens: int,
     names: Mapping[tuple[int, int], str],
-    captured: Sequence[int],
+    ranks: Sequence[RankRow],
     world: Mapping[str, int],
 ) -> MfuRow | str:
-    worker, seen = row.worker, {key: name for key, name in names.items() if key[0] in captured}
+    captured = [rank for part in parts for rank, _, _ in part.by_rank]
+    seen = [name for (rank, _), name in names.items() if rank in captured]
     if not seen and said.peak_tflops is None:
-        return f"{worker}: no report of it has GPU work, so its GPUs are unknown; give --peak-tflops"
+        return f"{role}: no report of it has GPU work, so its GPUs are unknown; give --peak-tflops"
     peak = said.peak_tflops
     if peak is None:
-        peaks = {name: gpu_peak(name) for name in seen.values()}
+        peaks = {name: gpu_peak(name) for name in seen}
         unknown = sorted(name or "a GPU without a name" for name, known in peaks.items() if known is None)
         if unknown:
-            return f"{worker}: the peak of {', '.join(unknown)} is not known here; give --peak-tflops"
+            return f"{role}: the peak of {', '.join(unknown)} is not known here; give --peak-tflops"
         # of GPUs that differ, all are counted: the mean of what each can do
-        peak = fmean(known.tflops for known in map(gpu_peak, seen.values()) if known)
-    a_rank = max(len(seen), len(captured)) / len(captured)
-    gpus = round(a_rank * max(world.get(worker, 0), len(captured)))
-    flops = factor * said.model.met * tokens
-    seconds = row.mean_ns / 1e9
-    achieved = flops / max(seconds, 1e-9) / gpus / 1e12
+        peak = fmean(known.tflops for known in map(gpu_peak, seen) if known)
+    a_process = max(len(seen), len(captured)) / len(captured)
+    told = max(world.get(worker, 0) for worker in (role, *(part.worker for part in parts)))
+    gpus = round(a_process * _processes([ranks[rank] for rank in captured], told))
+    factor = FLOPS_A_TOKEN[phase]
+    mean_ns = round(sum(part.mean_ns * part.ranks for part in parts) / sum(part.ranks for part in parts))
+    achieved = factor * said.model.met * tokens / max(mean_ns / 1e9, 1e-9) / gpus / 1e12
     return MfuRow(
-        worker=worker,
-        phase=row.phase,
+        worker=role,
+        phase=phase,
         flops_a_token=factor,
         gpus=gpus,
-        mean_ns=row.mean_ns,
+        mean_ns=mean_ns,
         tflops=round(achieved, 4),
         peak_tflops=round(peak, 2),
         share=round(achieved / peak, 5),
     )
+
+
+def _processes(captured: Sequence[RankRow], told: int) -> int:
+    """The processes of a role in the whole job, of which `told` ranks are known. Inner workers have the rank
+    of their server: it has as many as were captured of the one with most, and so has every other server.
+    """
+    of_rank: dict[int, set[str]] = defaultdict(set)
+    for row in captured:
+        of_rank[row.rank].add(row.worker)
+    a_rank = max(map(len, of_rank.values()))
+    return a_rank * max(told, len(of_rank), ceil(len(captured) / a_rank))

@@ -19,6 +19,7 @@ from rlprof_ops.analyze.causes.steady import steady, why_no_chain
 from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
 from rlprof_ops.analyze.causes.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.causes.what_if import what_ifs
+from rlprof_ops.analyze.made_of import goes_on
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
 from rlprof_ops.analyze.model_size.utilisation import StatedModel, utilisation
 from rlprof_ops.analyze.output.counter_lines import counter_rows
@@ -71,7 +72,6 @@ from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.analyze.whole_run.section import whole_run
 from rlprof_ops.backends import report_names
 from rlprof_ops.host import foreign
-from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.version import __version__
 from rlprof_ops.words import counted
 
@@ -79,10 +79,14 @@ _AROUND_NS = 2_000_000_000  # that the curves show before and after a captured s
 
 
 def build(
-    root: Path, reports: Sequence[ReportFile], results: Sequence[Result], model: StatedModel | None = None
+    root: Path,
+    reports: Sequence[ReportFile],
+    results: Sequence[Result],
+    model: StatedModel | None = None,
+    of: str = "",
 ) -> Answer:
     """The answer to a run folder; `rlprof schema report` is its schema. `model`: what was told of the
-    model that is trained.
+    model that is trained. `of`: what `made_of` said before the reports were looked for.
 
     Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
     """
@@ -122,9 +126,10 @@ def build(
         merged, spread, slow, gaps, waits, list(skews.values()), coverage, causes,
         pipes, gpu_findings(merged, classes, kernels, copies, launches), whole,
     )  # fmt: skip
-    hangs, hung = _hangs(folder)
-    findings[:0] = hung
-    if _goes_on(folder) and results:
+    hangs, of_hangs = _hangs(folder)
+    hung = [each for each, row in zip(of_hangs, hangs, strict=False) if row.hung]
+    findings = [*hung, *findings, *(each for each in of_hangs if each not in hung)]
+    if goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)
         findings.insert(0, so_far(len({result.report.path for result in results}), ahead))
     phases = _phase_names(merged)
@@ -180,6 +185,7 @@ def build(
         kernel_durations=kernel_duration_rows(read),
         operators=operator_rows(read),
         call_paths=name_rows(read, "paths", step_times(merged)),
+        made_of=of,
     )
 
 
@@ -197,14 +203,7 @@ def _world(folder: Path) -> dict[str, int]:
     """worker -> its ranks in the whole job, as the manifest saw them."""
     told = foreign.read_object(folder / "manifest.json").get("world")
     counts = told.items() if isinstance(told, dict) else ()
-    return {str(worker): count for worker, count in counts if isinstance(count, int)}
-
-
-def _goes_on(folder: Path) -> bool:
-    """Whether the end of a job is neither recorded by itself nor found out by a harvest."""
-    end = foreign.read_object(folder / "run.json").get("end")
-    goes_on = isinstance(end, dict) and end.get("cause") == EndCause.RUNNING
-    return goes_on and not (folder / "manifest.json").exists()
+    return {str(worker): count for worker, said in counts if (count := foreign.whole(said)) is not None}
 
 
 def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Coverage) -> WholeRun | None:
@@ -370,7 +369,9 @@ def _phase_names(merged: Merged) -> list[str]:
 
 
 def _steps(merged: Merged, t0: int) -> list[StepRow]:
-    """One row a step, or a window that no mark divides; `count` is how many steps it holds."""
+    """One row a step, or a window that no mark divides; `count` is how many steps it holds. On hosts whose
+    clocks are not known to each other it is as long as on the one where it is longest.
+    """
     by_step: dict[int, list[RankStep]] = defaultdict(list)
     for row in merged.steps:
         by_step[row.step].append(row)
@@ -378,7 +379,11 @@ def _steps(merged: Merged, t0: int) -> list[StepRow]:
     for number, group in sorted(by_step.items()):
         group = [row for row in group if row.marked] or group
         counts = [row.count for row in group if row.count is not None]
-        start, end = min(r.start for r in group), max(r.end for r in group)
+        clocks: dict[str, list[RankStep]] = defaultdict(list)
+        for row in group:
+            clocks[merged.clocks.shared_by(row.rank.host)].append(row)
+        spans = [(min(r.start for r in mine), max(r.end for r in mine)) for mine in clocks.values()]
+        start, end = max(spans, key=lambda span: span[1] - span[0])
         longest = max(group, key=lambda r: r.duration_ns)
         start, end = merged.periods.get(number, (start, end))
         if not longest.marked and sum(r.duration_ns for r in group) < MIN_COVERED * (end - start):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.run_diff import Change, Diff, describe, resolution, signed_percent
-from rlprof_ops.analyze.output.terminal import count_rest, standard_output
+from rlprof_ops.analyze.output.terminal import count_rest, literal, standard_output
 from rlprof_ops.analyze.output.text import duration
 
 MAX_ROWS = 20
@@ -18,20 +17,21 @@ _END = {
     "one step": ": with a single step this cannot be told from chance.",
     "new": ": the other run has no step.",
     "gone": ": the other run has no step.",
+    "in neither": ".",
 }
 
 
 def show(diff: Diff, before: str, after: str, console: Console | None = None) -> None:
     console = console or standard_output()
-    console.print(f"{escape(before)} → {escape(after)}", highlight=False)
+    console.print(f"{literal(before)} → {literal(after)}", highlight=False)
     console.print(
-        f"[bold]A step {escape(describe(diff.step))}[/]{_END[diff.step.verdict]}",
+        f"[bold]A step {literal(describe(diff.step))}[/]{_END[diff.step.verdict]}",
         highlight=False,
     )
     if sure := resolution(diff.step):
-        console.print(escape(sure), highlight=False)
+        console.print(literal(sure), highlight=False)
     for note in diff.notes:
-        console.print(f"[yellow]{escape(note)}[/]", highlight=False)
+        console.print(f"[yellow]{literal(note)}[/]", highlight=False)
     if diff.phases:
         console.print(_table("Phases", diff.phases, with_noise=True))
     if diff.whole_run:
@@ -54,7 +54,7 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
         ("No longer a straggler", diff.stragglers_gone),
     ):
         for name in names:
-            console.print(f"{label}: {escape(name)}", highlight=False)
+            console.print(f"{label}: {literal(name)}", highlight=False)
     if any(diff.missing):
         console.print(
             "Missing or unread reports: {} before, {} after.".format(*diff.missing),
@@ -80,7 +80,7 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
             verdict = f"[{color.get(c.verdict, 'dim')}]{c.verdict}[/]"
             cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}"]
             cells += ["?" if c.power is None else f"{100 * c.power:.0f} %", verdict, _more(c)]
-        table.add_row(escape(c.what), *cells)
+        table.add_row(literal(c.what), *cells)
     count_rest(table, len(changes) - MAX_ROWS)
     return table
 

@@ -159,6 +159,8 @@ def _link(finding: Finding, merged: Merged) -> str:
     if finding.rank is not None:
         rank = merged.ranks[finding.rank]
         parts += [f"rank={rank.rank}", f"worker={quote(rank.worker)}"]
+        if sum((other.worker, other.rank) == (rank.worker, rank.rank) for other in merged.ranks) > 1:
+            parts += [f"host={quote(rank.host)}", f"pid={rank.pid}"]
     return "#" + "&".join(parts) if parts else ""
 
 
@@ -683,11 +685,10 @@ def _not_captured(rows: Sequence[Waiting], lengths: Lengths, silent: Sequence[st
 def _skewed(skews: Sequence[SkewRow], merged: Merged, groups: Sequence[SlowGroup]) -> list[Finding]:
     """Who comes last, unless its slow links held it up before."""
     held_up = {rank for group in groups for rank in group.ranks}
-    steps = max(len(merged.step_numbers), 1)
     least = MIN_SKEW * sum(row.duration_ns for row in merged.steps) / max(len(merged.steps), 1)
     found = []
     for skew in skews[:1]:
-        cost = skew.waiting_ns * skew.calls // steps
+        cost = skew.waiting_ns * skew.calls // skew.steps
         if (
             cost < least
             or skew.last is None
@@ -698,7 +699,7 @@ def _skewed(skews: Sequence[SkewRow], merged: Merged, groups: Sequence[SlowGroup
         text = (
             f"{merged.ranks[skew.last].label} comes last to {percent(skew.last_share)} of"
             f" {skew.worker}'s {skew.key} collectives; the ranks wait {duration(cost)} a step in them,"
-            f" beside {duration(skew.transfer_ns * skew.calls / steps)} of transfer."
+            f" beside {duration(skew.transfer_ns * skew.calls / skew.steps)} of transfer."
         )
         found.append(Finding("skew", text, cost, skew.worker, skew.last))
     return found

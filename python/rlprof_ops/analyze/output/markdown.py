@@ -12,6 +12,7 @@ from rlprof_ops.analyze.output import terminal
 from rlprof_ops.analyze.output.rollout_lines import mfu_lines, rollout_lines
 from rlprof_ops.analyze.output.text import duration, unmarked
 from rlprof_ops.analyze.report_model import Answer
+from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
 
@@ -79,4 +80,4 @@ def _cell(content: object) -> str:
 
 def plain(text: str) -> str:
     """One line that Markdown shows as it is: names come from traces."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", printable(" ".join(text.split())))

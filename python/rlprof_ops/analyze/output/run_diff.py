@@ -7,15 +7,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from rlprof_ops.analyze.causes.step_noise import Difference, Steps, differences
 from rlprof_ops.analyze.metrics.call_paths import INSIDE, MOST_PATHS
 from rlprof_ops.analyze.output.text import counted, duration, percent, unmarked
 from rlprof_ops.analyze.report_model import Answer, NameRow
-from rlprof_ops.analyze.whole_run.run_data import WholeRun
+from rlprof_ops.analyze.whole_run.run_data import OTHER_PHASES, WholeRun
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.words import did_you_mean
 
 FALSE_ALARMS = 0.02  # the chance that two equal runs differ in anything, shared among all that is compared
@@ -56,16 +57,24 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """In a word or two: "slower", "faster", "new", "gone", "noise", "not captured before", "one step"."""
+        """In a word or two: "slower", "faster", "new", "gone", "in neither", "noise", "one step",
+        "not captured before".
+        """
         if self.uncaptured:
             return f"not captured {self.uncaptured}"
-        if self.before_ns is None or self.after_ns is None:
-            return "new" if self.before_ns is None else "gone"
+        if self.absent:
+            return {"before": "new", "after": "gone"}.get(self.absent, "in neither")
         if self.noise_ns is None:
             return "one step"
         if not self.real:
             return "noise"
         return "slower" if self.difference_ns > 0 else "faster"
+
+    @property
+    def absent(self) -> str:
+        """The runs that have none of it: "before", "after", "before or after"; empty where both have some."""
+        sides = {"before": self.before_ns, "after": self.after_ns}
+        return " or ".join(side for side, found_ns in sides.items() if found_ns is None)
 
     @property
     def difference_ns(self) -> int:
@@ -86,7 +95,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """Everything that was compared; `missing` (or unread) reports and `ranks`: before and after."""
+    """Everything that was compared; `missing` (or unread) reports and `ranks`: before and after.
+
+    `harvested`: it is known which reports the run after planned, or it planned none.
+    """
 
     step: Change
     phases: tuple[Change, ...]
@@ -98,6 +110,7 @@ class Diff:
     notes: tuple[str, ...]
     whole_run: tuple[Change, ...] = ()
     paths: tuple[Change, ...] = ()
+    harvested: bool = True
 
     def to_dict(self) -> dict[str, object]:
         """What `rlprof diff --json` prints."""
@@ -129,7 +142,8 @@ def compare(before: Answer, after: Answer, notes: Sequence[str] = ()) -> Diff:
         {"step": lengths[0]} | one, {"step": lengths[1]} | two, ["step", *names], alarms, captured
     )
     phases.sort(key=lambda c: (not c.real, -abs(c.difference_ns)))
-    slow_before, slow_after = _stragglers(before), _stragglers(after)
+    # Of a run without steps it is not known who they are.
+    slow_before, slow_after = (set() if step.absent else _stragglers(run) for run in (before, after))
     if min(len(before.steps), len(after.steps)) < 2:
         notes.append(
             "A run has a single step or window, so its noise is not known: capture more steps to tell a"
@@ -150,6 +164,7 @@ def compare(before: Answer, after: Answer, notes: Sequence[str] = ()) -> Diff:
         tuple(notes),
         _whole_run(whole[0], whole[1], alarms),
         _paths(before, after),
+        after.coverage.planned is not None or not foreign.an_object(after.run.get("request")).get("captures"),
     )
 
 
@@ -175,11 +190,21 @@ def _warming_up(answer: Answer) -> tuple[int, str]:
 
 
 def _whole_run(before: dict[str, Steps], after: dict[str, Steps], alarms: float) -> tuple[Change, ...]:
-    """The median step and every phase over all steps, where both runs have a record."""
-    names = list(dict.fromkeys([*before, *after])) if before and after else []
-    return tuple(
-        sorted(_changes(before, after, names, alarms), key=lambda c: (not c.real, -abs(c.difference_ns)))
-    )
+    """The median step and every phase over all steps; of a run without a record nothing was captured, and of
+    one with more phases than it keeps those that it does not name.
+    """
+    names = [what for what in dict.fromkeys([*before, *after]) if not what.endswith(OTHER_PHASES)]
+    changes = _changes(before, after, names, alarms)
+    for side, found in (("before", before), ("after", after)):
+        if any(what.endswith(OTHER_PHASES) for what in found):
+            changes = [
+                replace(change, real=False, uncaptured=side) if change.absent == side else change
+                for change in changes
+            ]
+    if not (before and after):
+        unrecorded = "after" if before else "before"
+        changes = [replace(change, real=False, uncaptured=unrecorded) for change in changes]
+    return tuple(sorted(changes, key=lambda c: (not c.real, -abs(c.difference_ns))))
 
 
 def _every_step(run: WholeRun | None) -> dict[str, Steps]:
@@ -355,6 +380,7 @@ def parse_rule(text: str, diff: Diff) -> Rule:
         *_COUNTS,
         *(c.what for c in diff.phases),
         *(c.what.partition("/")[2] for c in diff.phases),
+        _RUN + "step",
         *(_RUN + c.what for c in diff.whole_run),
     ]
     if what not in known:
@@ -371,7 +397,7 @@ def parse_rule(text: str, diff: Diff) -> Rule:
 
 
 def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
-    """What broke a rule, in words. A change within the noise breaks none; see `unjudged` for the rest."""
+    """What broke a rule, in words. A change within the noise breaks none, nor does what `unjudged` tells."""
     found = []
     for rule in rules:
         if rule.what in _COUNTS:
@@ -384,14 +410,18 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
             continue
         for change in _named(rule, diff):
             grown = change.share if rule.relative else float(change.difference_ns)
-            if change.real and grown is not None and grown > rule.limit:
+            if change.real and grown is not None and grown > rule.limit and not _why_open(rule, change):
                 found.append(f"{rule.text}: {change.what} {describe(change)}")
     return found
 
 
 def _named(rule: Rule, diff: Diff) -> list[Change]:
+    """What a rule is judged by: new stragglers by steps in both runs, missing reports by nothing else."""
+    if rule.what in _COUNTS:
+        return [diff.step] if rule.what == "stragglers" else []
     if rule.what.startswith(_RUN):
-        return [change for change in diff.whole_run if change.what == rule.what.removeprefix(_RUN)]
+        found = [change for change in diff.whole_run if change.what == rule.what.removeprefix(_RUN)]
+        return found or [Change("step", None, None, None, False, "before or after")]
     if rule.what == "step":
         return [diff.step]
     return [change for change in diff.phases if rule.what in (change.what, change.what.partition("/")[2])]
@@ -399,14 +429,26 @@ def _named(rule: Rule, diff: Diff) -> list[Change]:
 
 def unjudged(rules: Sequence[Rule], diff: Diff) -> list[str]:
     """Rules that neither held nor broke, with the reason."""
-    found = []
-    for rule in rules:
-        for change in _named(rule, diff) if rule.what not in _COUNTS else ():
-            if change.uncaptured:
-                found.append(f"{rule.text}: {change.what} was not captured {change.uncaptured}")
-            elif change.verdict == "one step":
-                found.append(f"{rule.text}: a run has a single step of {change.what}, its noise is not known")
-    return found
+    reasons = [(rule, _why_open(rule, change)) for rule in rules for change in _named(rule, diff)]
+    if not diff.harvested:
+        held = [rule for rule in rules if rule.what == "missing" and diff.missing[1] <= rule.limit]
+        reasons += [(rule, "nobody has harvested the second run (rlprof harvest)") for rule in held]
+    return [f"{rule.text}: {reason}" for rule, reason in reasons if reason]
+
+
+def _why_open(rule: Rule, change: Change) -> str:
+    """Why a rule cannot be judged by a change; empty where it can. A phase that came or went took no time in
+    the other run: that is a difference, and no share. A run without steps was not measured.
+    """
+    if change.uncaptured:
+        return f"{change.what} was not captured {change.uncaptured}"
+    if change.absent and (rule.relative or change.what == "step"):
+        return f"there is no {change.what} {change.absent}"
+    if change.verdict == "one step" and rule.what not in _COUNTS:
+        return f"a run has a single step of {change.what}, its noise is not known"
+    if rule.relative and change.real and change.share is None:
+        return f"{change.what} took no time before"
+    return ""
 
 
 def signed_percent(share: float) -> str:
@@ -418,6 +460,8 @@ def describe(change: Change) -> str:
     if change.uncaptured:
         there = change.after_ns if change.uncaptured == "before" else change.before_ns
         return f"was not captured {change.uncaptured} ({duration(there or 0)} a step in the other run)"
+    if change.before_ns is None and change.after_ns is None:
+        return "is in neither run"
     if change.before_ns is None:
         return f"is new, {duration(change.after_ns or 0)} a step"
     if change.after_ns is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -12,12 +13,14 @@ from rich.table import Table
 from rlprof_ops.analyze.output.rollout_lines import mfu_lines, rollout_lines
 from rlprof_ops.analyze.output.text import counted, duration, percent, ranks_read, size, step_runs, unmarked
 from rlprof_ops.analyze.report_model import Answer, CriticalPath, WhatIfRow
+from rlprof_ops.collect.harvest.manifest_table import printable
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
 FEW_ROWS = 8
 MAX_LINES = 6
 WIDTH_OF_A_LOG = 160
+_SPACE = re.compile(r"\s")
 
 
 def standard_output() -> Console:
@@ -28,21 +31,21 @@ def standard_output() -> Console:
 
 def show(answer: Answer, console: Console) -> None:
     """Prints the summary of a report. Everything that comes from a run is escaped."""
-    console.print(f"[bold]{escape(title(answer))}[/]  {escape(str(answer.run['path']))}")
-    console.print(f"{escape(coverage_line(answer))}\n")
+    console.print(f"[bold]{literal(title(answer))}[/]  {literal(str(answer.run['path']))}")
+    console.print(f"{literal(coverage_line(answer))}\n")
     for sentence in unmarked(answer.steps):
-        console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
+        console.print(f"[yellow]{literal(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer.findings[:FINDINGS_FIRST], 1):
-        console.print(f"[bold]{number}.[/] {escape(finding.text)}")
+        console.print(f"[bold]{number}.[/] {literal(finding.text)}")
         if finding.saves_ns:
             whole = sum(step.duration_ns for step in answer.steps)
             count = sum(step.count or 1 for step in answer.steps)
             share = percent(finding.saves_ns * count / max(whole, 1))
             said = f"Mended, a step is {share} shorter ({duration(finding.saves_ns)})."
             place = f" See report.html{finding.link}" if finding.link else ""
-            console.print(f"   {escape(said + place)}", highlight=False, soft_wrap=True)
+            console.print(f"   {literal(said + place)}", highlight=False, soft_wrap=True)
         if finding.advice:
-            console.print(f"   [dim]{escape(finding.advice)}[/]", highlight=False)
+            console.print(f"   [dim]{literal(finding.advice)}[/]", highlight=False)
     if not answer.findings:
         console.print("No finding is large enough for a sentence.")
     _causes(answer, console)
@@ -50,12 +53,17 @@ def show(answer: Answer, console: Console) -> None:
     if rollout:
         console.print("[bold]Generation[/]")
     for line in rollout:
-        console.print(f"  {escape(line)}", highlight=False)
+        console.print(f"  {literal(line)}", highlight=False)
     for table in tables(answer, console.width):
         console.print(table)
     for line in mfu_lines(answer.mfu):
-        console.print(escape(line), highlight=False)
+        console.print(literal(line), highlight=False)
     _said_of_files(answer, console)
+
+
+def literal(text: str) -> str:
+    """A text of a run in rich's markup: shown as it is on one line, never obeyed by rich or by a terminal."""
+    return escape(printable(_SPACE.sub(" ", text)))
 
 
 def title(answer: Answer) -> str:
@@ -85,12 +93,12 @@ def _causes(answer: Answer, console: Console) -> None:
     if lines:
         console.print("\n[bold]What decided the length of a step[/]")
     for line in lines:
-        console.print(escape(line), highlight=False)
+        console.print(literal(line), highlight=False)
     changes = what_if_lines(answer.what_if)
     if changes:
         console.print("[bold]What if[/]")
     for line in changes:
-        console.print(f"  {escape(line)}", highlight=False)
+        console.print(f"  {literal(line)}", highlight=False)
 
 
 def path_lines(path: CriticalPath, names: Sequence[str]) -> list[str]:
@@ -136,8 +144,8 @@ def _phases(answer: Answer) -> Table:
         mark = " [red]straggler[/]" if row.phase in slow else ""
         talk = duration(row.communication_ns) if row.communication_ns else "-"
         table.add_row(
-            escape(row.worker),
-            escape(row.phase) + mark,
+            literal(row.worker),
+            literal(row.phase) + mark,
             duration(row.mean_ns),
             percent(row.share_of_step),
             talk,
@@ -160,7 +168,7 @@ def _phases(answer: Answer) -> Table:
                 if part or (label == "in no phase" and not unseen):
                     share = percent(part / whole if whole else 0)
                     table.add_row(
-                        escape(worker), f"[dim]{label}[/]", duration(part / steps), share, "-", "-", ""
+                        literal(worker), f"[dim]{label}[/]", duration(part / steps), share, "-", "-", ""
                     )
     return table
 
@@ -181,7 +189,7 @@ def _gpu(answer: Answer) -> Table:
             for part in (row.compute_ns, row.exposed_communication_ns, row.exposed_memcpy_ns, row.idle_ns)
         ]
         table.add_row(
-            escape(rank.label),
+            literal(rank.label),
             duration(row.window_ns),
             *(percent(s) for s in shares),
         )
@@ -191,7 +199,7 @@ def _gpu(answer: Answer) -> Table:
         users = ", ".join(f"{answer.ranks[i].worker} {answer.ranks[i].rank}" for i in gpu.ranks)
         idle = percent(gpu.idle_ns / max(gpu.window_ns, 1))
         table.add_row(
-            escape(f"one GPU: {users}"), duration(gpu.window_ns), "-", "-", "-", f"{idle} of the GPU"
+            literal(f"one GPU: {users}"), duration(gpu.window_ns), "-", "-", "-", f"{idle} of the GPU"
         )
     count_rest(table, len(answer.shared_gpus) - MAX_ROWS)
     return table
@@ -207,8 +215,8 @@ def _kernels(answer: Answer, width: int) -> Table:
     kernels = [k for k in answer.kernels if k.name != "(others)"]
     for row in kernels[:FEW_ROWS]:
         table.add_row(
-            escape(row.name),
-            escape(row.phase or "-"),
+            literal(row.name),
+            literal(row.phase or "-"),
             duration(row.total_ns),
             percent(row.share),
             f"{row.count:,}",
@@ -224,7 +232,7 @@ def _operators(answer: Answer, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
     for row in answer.operators[:FEW_ROWS]:
         table.add_row(
-            escape(f"{row.name.removeprefix('aten::')} {row.inputs.replace(', ', ',')}"),
+            literal(f"{row.name.removeprefix('aten::')} {row.inputs.replace(', ', ',')}"),
             duration(row.total_ns),
             f"{row.count:,}",
             f"{row.tflops:.3g}",
@@ -245,15 +253,15 @@ def _said_of_files(answer: Answer, console: Console) -> None:
     cut = [row for row in coverage.reports if row.truncated]
     damaged = [row for row in coverage.reports if row.damaged]
     for lines in (
-        [f"[red]{escape(m.state)}[/] {escape(f'{m.capture} {m.reason}')}" for m in coverage.missing],
-        [f"[red]not read[/] {escape(f'{bad.path}: {bad.reason}')}" for bad in coverage.unread],
-        [f"[yellow]truncated[/] {escape(f'{row.path}: {row.truncated}')}" for row in cut],
+        [f"[red]{literal(m.state)}[/] {literal(f'{m.capture} {m.reason}')}" for m in coverage.missing],
+        [f"[red]not read[/] {literal(f'{bad.path}: {bad.reason}')}" for bad in coverage.unread],
+        [f"[yellow]truncated[/] {literal(f'{row.path}: {row.truncated}')}" for row in cut],
         [
-            f"[yellow]damaged[/] {escape(row.path)}: {row.damaged:,} of {row.events + row.damaged:,} events"
+            f"[yellow]damaged[/] {literal(row.path)}: {row.damaged:,} of {row.events + row.damaged:,} events"
             " could not be read and are left out"
             for row in damaged
         ],
-        [f"listed only: {escape(other.path)} ({size(other.size_bytes)})" for other in coverage.listed],
+        [f"listed only: {literal(other.path)} ({size(other.size_bytes)})" for other in coverage.listed],
     ):
         for line in first(lines, MAX_ROWS):
             console.print(line, highlight=False)

@@ -10,9 +10,11 @@ import msgspec
 
 from rlprof_ops.analyze.output.text import ranks_read, step_runs, unmarked
 from rlprof_ops.analyze.report_model import AnatomyRow, Answer
+from rlprof_ops.analyze.whole_run.run_data import longest_phases
 
 MAX_SEGMENTS = 60_000
 MAX_BUBBLES = 400
+MAX_RUN_PHASES = 12
 _NOT_DRAWN = ("schema", "t0_ns", "anatomy", "call_paths")
 
 
@@ -33,7 +35,7 @@ def page_data(answer: Answer) -> dict[str, object]:
     """The part of an answer that the page shows. Times stay nanoseconds, but for segments: whole
     microseconds.
     """
-    cut = {
+    cut: dict[str, object] = {
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": worker_rows(answer),
@@ -43,6 +45,10 @@ def page_data(answer: Answer) -> dict[str, object]:
         "ranks_read": ranks_read(len(answer.ranks), answer.coverage.not_read),
         "unmarked": unmarked(answer.steps),
     }
+    run = answer.whole_run
+    if run is not None:
+        few = longest_phases(run.phases, run.counts, MAX_RUN_PHASES)
+        cut["whole_run"] = msgspec.structs.replace(run, phases=few)
     whole = {name: getattr(answer, name) for name in Answer.__struct_fields__ if name not in _NOT_DRAWN}
     return whole | cut
 

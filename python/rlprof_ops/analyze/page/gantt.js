@@ -211,7 +211,9 @@ function makeGantt(D, ui) {
   function write() {
     const parts = [];
     if (stepSelect.value) parts.push("step=" + stepSelect.value);
-    if (selected !== null) parts.push("rank=" + D.ranks[selected].rank, "worker=" + encodeURIComponent(D.ranks[selected].worker));
+    const mine = D.ranks[selected];
+    if (mine) parts.push("rank=" + mine.rank, "worker=" + encodeURIComponent(mine.worker));
+    if (mine && D.ranks.filter(r => r.worker === mine.worker && r.rank === mine.rank).length > 1) parts.push("host=" + encodeURIComponent(mine.host), "pid=" + mine.pid);
     try { history.replaceState(null, "", parts.length ? "#" + parts.join("&") : location.pathname + location.search); } catch { /* a sandboxed frame */ }
   }
   function reveal(rank, step) {
@@ -220,12 +222,12 @@ function makeGantt(D, ui) {
     selected = rank; draw(); scrollTo(rank);
     $("gantt").scrollIntoView({block: "start"}); canvas.focus({preventScroll: true}); write();
   }
-  /** Follows "#step=5&rank=3" (or with &worker=…); says whether there was one. */
+  /** Follows "#step=5&rank=3" (or with &worker=…, &host=… and &pid=…); says whether there was one. */
   function follow(hash) {
-    const asked = new URLSearchParams(hash.replace(/^#/, "")), step = asked.get("step"), worker = asked.get("worker");
+    const asked = new URLSearchParams(hash.replace(/^#/, "")), step = asked.get("step");
     if (!asked.has("step") && !asked.has("rank")) return false;
     const known = [...stepSelect.options].some(o => o.value === step);
-    const rank = asked.has("rank") ? order.find(i => D.ranks[i].rank === +asked.get("rank") && (!worker || D.ranks[i].worker === worker)) : undefined;
+    const rank = asked.has("rank") ? order.find(i => ["rank", "worker", "host", "pid"].every(key => !asked.get(key) || String(D.ranks[i][key]) === asked.get(key))) : undefined;
     if (known) { stepSelect.value = step; reset(); }
     if (rank !== undefined) reveal(rank); else { draw(); $("gantt").scrollIntoView({block: "start"}); }
     return true;

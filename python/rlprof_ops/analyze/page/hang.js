@@ -13,7 +13,8 @@ function showHangs(D, ui) {
     return line;
   }
   for (const hang of D.hangs) {
-    const box = el("div", "hang"); box.append(el("p", "warn", hang.text[0].toUpperCase() + hang.text.slice(1) + (hang.sure ? "." : " (not sure).")));
+    const box = el("div", "hang"), said = hang.hung ? hang.text[0].toUpperCase() + hang.text.slice(1) : `When dumps were asked for: ${hang.text}`;
+    box.append(el("p", hang.hung ? "warn" : "", said + (hang.sure ? "." : " (not sure).")));
     const tops = hang.groups.map((_, i) => Math.max(...hang.ranks.map(r => r.last[i]), 0));
     if (hang.ranks.length) { const t = el("table"), head = el("tr"); ["ranks", ...hang.groups.map((g, i) => `${g}, to #${tops[i]}`), "now"].forEach(n => head.append(el("th", "", n)));
       const body = el("tbody"); t.append(el("thead")); t.firstChild.append(head); t.append(body);

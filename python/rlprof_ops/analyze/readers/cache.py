@@ -39,7 +39,7 @@ from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 from rlprof_ops.analyze.readers.spill import Parts, release
 from rlprof_ops.backends import report_names
 
-VERSION = 8  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 9  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
 Table = TypeVar("Table", Spans, Shaped, Launches, GpuSpans, MemorySamples, MetricSamples)
 _KEY = b"rlprof_ops.columns"

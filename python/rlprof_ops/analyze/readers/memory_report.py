@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 import zlib
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from rlprof_ops.analyze.columns import (
     Trace,
     join,
 )
+from rlprof_ops.analyze.hang.plain_pickle import plain_pickle
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.host import foreign
 
@@ -30,7 +29,6 @@ HOST_SUFFIX = ".host-memory.json.gz"
 SUFFIX = ".pickle"
 MAX_BYTES = 256 << 20  # a snapshot takes some ten times its size in memory while it is read
 _DAMAGE = (
-    pickle.UnpicklingError,
     EOFError,
     ValueError,
     TypeError,
@@ -42,15 +40,6 @@ _DAMAGE = (
     OSError,
     zlib.error,
 )
-
-
-class _Plain(pickle.Unpickler):
-    """Builds dicts, lists, numbers and texts and nothing else: a pickle from a node must not run anything
-    here.
-    """
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no snapshot of torch needs")
 
 
 def read_memory(path: Path, export_s: float | None = None) -> Trace:
@@ -86,8 +75,7 @@ def _snapshot(path: Path) -> Trace:
     """The peak of each device: from what is allocated at the end, back through the history of allocations
     and frees.
     """
-    with open(path, "rb") as file:
-        said = _Plain(file).load()
+    said = foreign.an_object(plain_pickle(foreign.read_bytes(path, MAX_BYTES)))
     held: dict[int, list[int]] = {}
     for segment in said["segments"]:
         sums = held.setdefault(int(segment["device"]), [0, 0])
@@ -103,8 +91,10 @@ def _snapshot(path: Path) -> Trace:
                 "free_completed": (size, 0),
                 "segment_alloc": (0, -size),
                 "segment_free": (0, size),
+                "segment_map": (0, -size),  # expandable_segments:True
+                "segment_unmap": (0, size),
             }
-            now = [a + b for a, b in zip(now, change.get(str(action), (0, 0)), strict=True)]
+            now = [a + b for a, b in zip(now, change.get(foreign.text(action), (0, 0)), strict=True)]
             before = peaks.get(device, (0, 0))
             peaks[device] = (max(before[0], now[0]), max(before[1], now[1]))
     devices = [device for device in sorted(peaks) if any(peaks[device])]

@@ -173,7 +173,7 @@ def _launches(export: Export, strings: dict[int, str], names: Coder[str], tracks
 
 def _memory(export: Export, tracks: Coder[Track]) -> MemorySamples:
     """Running sum of each process's allocations; operation 0 allocates and 1 frees
-    (ENUM_CUDA_DEV_MEM_EVENT_OPER).
+    (ENUM_CUDA_DEV_MEM_EVENT_OPER). What was allocated before the window is known as far as it is freed in it.
     """
     wanted = ("start", "globalPid", "deviceId", "bytes", "memoryOperationType")
     rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", wanted)
@@ -183,7 +183,8 @@ def _memory(export: Export, tracks: Coder[Track]) -> MemorySamples:
     held = np.zeros(len(order), np.int64)
     for process, one in {*zip(track.tolist(), device.tolist(), strict=True)}:
         mine = (track == process) & (device == one)
-        held[mine] = np.cumsum(change[mine])
+        sums = np.cumsum(change[mine])
+        held[mine] = sums - min(0, int(sums.min()))
     return MemorySamples(rows["start"][order], track, device, held, np.full(len(order), NO_VALUE, np.int64))
 
 

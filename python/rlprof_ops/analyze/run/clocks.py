@@ -9,21 +9,29 @@ is said of two hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
 from rlprof_ops.analyze.report_model import ClocksAnswer, HostClockRow
+from rlprof_ops.analyze.run.hosts import HasHost
+from rlprof_ops.analyze.run.identity import role_of
+from rlprof_ops.host import foreign
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
 MIN_MATCHES = 3
 DRIFT_AFTER_NS = 5_000_000_000
 SIGMAS = 3  # of the fit, that the residual stands for: a bound and not the usual error
+_MOST_APART_NS = 10 * 365 * 86_400 * 10**9  # that clocks of two hosts can be, and a probe can err by
+_LATEST_NS = 1 << 62  # of Unix time: the year 2116
+_MOST_DRIFT_PPM = 1e5  # crystals keep to 100
 _MAD = 1.4826  # of a normal distribution, the standard deviation over the median absolute deviation
 
 
@@ -45,6 +53,16 @@ class HostClock(HostClockRow, frozen=True):
         row = {name: getattr(self, name) for name in HostClockRow.__struct_fields__}
         drift = round(self.drift_ppm, 4)
         return HostClockRow(**row | {"offset_ns": self.aligned(at_ns) - at_ns, "drift_ppm": drift})
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What a node's record says of its clock at one moment; see `probes_of`."""
+
+    at_ns: int
+    offset_ns: int
+    error_ns: int
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,9 +100,31 @@ class RankCollectives:
     worker: str
     rank: int
     collective_events: tuple[CollectiveEvents, ...]
-    pid: int = -1
     world_rank: int = -1  # in the world that its communicators count in; -1: untold
     window: int | None = None  # the first step of the report: collectives of other windows are others
+
+
+class HasCollectives(HasHost, Protocol):
+    """What a process's report tells of the clock of its host."""
+
+    @property
+    def on_utc(self) -> bool: ...
+    @property
+    def collective_events(self) -> tuple[CollectiveEvents, ...]: ...
+    @property
+    def world_rank(self) -> int: ...
+
+
+def clocks_of(parts: Sequence[HasCollectives], probes: dict[str, HostClock] | None = None) -> Clocks:
+    """The clock of every host, by all that the reports of its processes tell."""
+    members = (
+        RankCollectives(
+            p.host, role_of(p.report.worker), p.rank, p.collective_events, p.world_rank, p.report.start
+        )
+        for p in parts
+        if p.on_utc
+    )
+    return align(members, (p.host for p in parts), probes)
 
 
 def align(
@@ -260,26 +300,32 @@ def probes_of(nodes: Mapping[str, Mapping[str, object]]) -> dict[str, HostClock]
     `rlprof_ops.host.clock_probe`).
 
     An entry is {at_ns, offset_ns, error_ns, reference}: what to add to the node's clock, within half a round
-    trip. With probes at the job's start and end the drift between them is taken.
+    trip. With probes at the job's start and end the drift between them is taken. A clock that was set between
+    them, by a tenth of the time or more, is not known, nor is one that a record tells out of all bounds.
     """
     clocks: dict[str, HostClock] = {}
     for host, node in nodes.items():
-        entries = node.get("clock")
-        keys = ("at_ns", "offset_ns", "error_ns")
-        probes = (
-            [p for p in entries if isinstance(p, dict) and all(isinstance(p.get(k), int) for k in keys)]
-            if isinstance(entries, list)
-            else []
-        )
+        probes = [probe for told in foreign.a_list(node.get("clock")) if (probe := _probe(told))]
         if not probes:
             continue
-        probes.sort(key=lambda p: int(p["at_ns"]))
+        probes.sort(key=lambda probe: probe.at_ns)
         first, last = probes[0], probes[-1]
-        span = last["at_ns"] - first["at_ns"]
-        drift = (last["offset_ns"] - first["offset_ns"]) / span * 1e6 if span > DRIFT_AFTER_NS else 0.0
-        error = max(p["error_ns"] for p in probes)
-        clocks[host] = HostClock(host, first["offset_ns"], drift, error, len(probes), "probe", first["at_ns"])
-        head = str(first.get("reference") or "")
-        if head and head != host:
-            clocks.setdefault(head, HostClock(head, 0, 0.0, 0, 0, "reference", 0))
+        span = last.at_ns - first.at_ns
+        drift = (last.offset_ns - first.offset_ns) / span * 1e6 if span > DRIFT_AFTER_NS else 0.0
+        if abs(drift) > _MOST_DRIFT_PPM:
+            continue
+        error = max(probe.error_ns for probe in probes)
+        clocks[host] = HostClock(host, first.offset_ns, drift, error, len(probes), "probe", first.at_ns)
+        if first.reference and first.reference != host:
+            clocks.setdefault(first.reference, HostClock(first.reference, 0, 0.0, 0, 0, "reference", 0))
     return clocks
+
+
+def _probe(told: object) -> _Probe | None:
+    """One of a node's probes; None for what no clock can say."""
+    with contextlib.suppress(ValueError):
+        probe = foreign.typed(told, _Probe)
+        apart = max(abs(probe.offset_ns), probe.error_ns)
+        if 0 <= probe.at_ns < _LATEST_NS and probe.error_ns >= 0 and apart <= _MOST_APART_NS:
+            return probe
+    return None

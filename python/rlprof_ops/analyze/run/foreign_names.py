@@ -30,6 +30,7 @@ _PART = re.compile(
 # A pid, a time or an ordinal; not a part of "1.5" or "0.5B"
 _NUMBERS = re.compile(r"(?:^|[-_]|\.(?=\d{3})|(?<!\d)\.)(?:pid[-_]?)?(\d+)(?=$|[-_]|\.(?!\d{1,2}(?!\d)))")
 _MOST_ORDINAL = 9999  # a longer number is a pid or a time
+_MOST_STEPS = 1000  # that step<A>-<B> stands for: no trace holds more, and B is a pid, a time or an ordinal
 # Words that say what a file is and not whose
 _GENERIC = frozenset({
     "trace", "traces", "prof", "profile", "profiles", "profiler", "profiling", "torch", "pytorch", "pt",
@@ -64,9 +65,14 @@ def told_by(path: PurePath) -> ForeignName:
         rank = rank or _RANK.search(folder)
         worker = worker or _plain(folder)
         ordinal = _ordinal(folder) if ordinal is None else ordinal
-    start = int(step[1]) if step else None
-    stop = (int(step[2]) if step[2] else int(step[1])) + 1 if step else None
+    start, stop = _window(step) if step else (None, None)
     return ForeignName(worker or NAMELESS, int(rank[1]) if rank else None, start, stop, ordinal)
+
+
+def _window(step: re.Match[str]) -> tuple[int, int]:
+    """The steps of step<A>-<B>, half-open: up to B where it can be a last step, else A alone."""
+    first, last = int(step[1]), int(step[2] or step[1])
+    return first, (last if first < last < first + _MOST_STEPS else first) + 1
 
 
 def stage_in_name(name: str) -> int | None:

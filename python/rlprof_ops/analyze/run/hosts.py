@@ -1,4 +1,4 @@
-"""Names for hosts that reports do not tell: two unknown hosts are not one host."""
+"""Names that tell the processes of a run apart: of hosts that no report tells, and pids where needed."""
 
 from __future__ import annotations
 
@@ -53,3 +53,20 @@ def with_hosts(parts: Sequence[P], nodes: Sequence[str] = ()) -> list[P]:
         name = names[process] = of_report[part.report.path] = known
         found.append(replace(part, host=name))  # type: ignore[type-var]
     return found
+
+
+def told_apart(parts: Sequence[P], *others: Sequence[HasHost]) -> list[P]:
+    """The parts, marked where several processes of a host have the worker's name and the rank in common, be
+    it among them or among `others`.
+    """
+    shared: set[tuple[str, int, str]] = set()
+    groups: list[Sequence[HasHost]] = [parts, *others]
+    for group in groups:
+        pids: dict[tuple[str, int, str], set[int]] = {}
+        for part in group:
+            pids.setdefault((part.report.worker, part.rank, part.host), set()).add(part.pid)
+        shared |= {name for name, found in pids.items() if len(found) > 1}
+    return [
+        replace(p, told_apart=True) if (p.report.worker, p.rank, p.host) in shared else p  # type: ignore[type-var]
+        for p in parts
+    ]

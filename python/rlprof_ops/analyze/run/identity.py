@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from rlprof_ops import backends
@@ -29,8 +30,18 @@ _MEMORY = (".pickle", ".host-memory.json.gz")
 _RANK_FOLDER = re.compile(r"rank(\d+)")
 _HEAD_BYTES = 1 << 20  # of a trace, before its events: the list of process groups may be long
 _EVENT_ARRAY = re.compile(rb'\s*\[\s*\{[^{}]{0,400}"ph"\s*:')
+_FURTHER_NODE = re.compile(r"(?<=.)_node\d+\Z")
 _MOST_REASONS = 3
+_ABOVE_ALL = 10**9  # ranks, steps and pids, in names as in the ranges of a trace
 _SKIP = {"ray", "logs", "nodes", ".secrets"}
+
+
+@lru_cache(maxsize=4096)  # asked of each step and phase of every rank
+def role_of(worker: str) -> str:
+    """`rollout` of `rollout_tp1`, and of `rollout_node1`, a server on a further node; any other worker is a
+    role of its own.
+    """
+    return _FURTHER_NODE.sub("", server_of(worker) or worker)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def find_reports(root: Path) -> tuple[ReportFile, ...]:
     if root.is_file():
         if not _is_report(root):
             raise UsageError(f"{root}: no report (looked for {_WANTED})")
-        return (_describe(root.parent, root),)
+        return (_as_harvested(_describe(root.parent, root), {}),)
     if not root.is_dir():
         raise UsageError(f"{root}: no such run folder or report file")
     base = root / "profiles" if (root / "profiles").is_dir() else root
@@ -183,6 +194,8 @@ def _walk(base: Path) -> Iterator[Path]:
                 continue
             if name.startswith((".", "timeline.")) or path.is_symlink():
                 continue
+            if name.endswith(".json") and f"{name}.gz" in files:  # the same, unpacked
+                continue
             if _is_report(path, files):
                 yield path
 
@@ -274,8 +287,8 @@ def _as_harvested(report: ReportFile, known: dict[str, dict[str, object]]) -> Re
         return foreign.text(row.get(key)) or instead
 
     def number(key: str, instead: int | None) -> int | None:
-        told = foreign.whole(row.get(key))
-        return instead if told is None else told
+        told = _number(row.get(key))
+        return _number(instead) if told is None else told
 
     return replace(
         report,
@@ -287,6 +300,12 @@ def _as_harvested(report: ReportFile, known: dict[str, dict[str, object]]) -> Re
         start=number("start", report.start),
         stop=number("stop", report.stop),
     )
+
+
+def _number(told: object) -> int | None:
+    """A rank, a step or a pid that a name or a manifest tells; None for what can be none."""
+    number = foreign.whole(told)
+    return number if number is not None and 0 <= number < _ABOVE_ALL else None
 
 
 def _backend_of(name: str) -> str:

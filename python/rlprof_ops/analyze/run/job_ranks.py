@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from rlprof_ops.analyze.report_model import WorkerRanks
 from rlprof_ops.analyze.run.merge import Merged
+
+MOST_LISTED = 1000  # missing ranks of a worker
 
 
 def worker_ranks(
@@ -24,13 +27,18 @@ def worker_ranks(
     for worker, ranks in sorted(seen.items()):
         world = sizes.get(worker, 0)
         if max(ranks) < world:
-            missing = [
-                rank
-                for rank in range(world)
-                if rank not in ranks and (planned is None or (worker, rank) in planned)
-            ]
-            rows.append(WorkerRanks(worker, len(ranks), world, missing))
+            asked = None if planned is None else {rank for name, rank in planned if name == worker}
+            rows.append(WorkerRanks(worker, len(ranks), world, *_missing(world, ranks, asked)))
     return rows
+
+
+def _missing(world: int, seen: set[int], asked: set[int] | None) -> tuple[list[int], int]:
+    """The first ranks that are not `seen`, and how many more there are: a trace may say any world."""
+    meant: Sequence[int] = (
+        range(world) if asked is None else sorted(rank for rank in asked if 0 <= rank < world)
+    )
+    listed = list(islice((rank for rank in meant if rank not in seen), MOST_LISTED))
+    return listed, len(meant) - len(seen if asked is None else seen & asked) - len(listed)
 
 
 def _told_by_traces(merged: Merged) -> dict[str, int]:

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
-from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, align
-from rlprof_ops.analyze.run.hosts import with_hosts
+from rlprof_ops.analyze.run.clocks import Clocks, HostClock, clocks_of
+from rlprof_ops.analyze.run.hosts import told_apart, with_hosts
+from rlprof_ops.analyze.run.identity import role_of
 from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run, overlapping, steps_from_end_to_end
 from rlprof_ops.analyze.run.shared_gpus import UsedGpus, used_gpus
 from rlprof_ops.analyze.run.step_parts import whole_step
-from rlprof_ops.request import server_of
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
 
@@ -119,7 +119,8 @@ class Merged:
     @cached_property
     def periods(self) -> dict[int, tuple[int, int]]:
         """Where steps overlap: step -> the end of the one before, and its own."""
-        return steps_from_end_to_end(self.steps) if overlapping(self.steps, self.clocks.shared_by) else {}
+        clock_of = self.clocks.shared_by
+        return steps_from_end_to_end(self.steps, clock_of) if overlapping(self.steps, clock_of) else {}
 
     @property
     def step_numbers(self) -> tuple[int, ...]:
@@ -130,12 +131,6 @@ class Merged:
 @lru_cache(maxsize=4096)  # asked of each step and phase of every rank
 def _is_controller(worker: str) -> bool:
     return _CONTROLLER.search(worker) is not None
-
-
-@lru_cache(maxsize=4096)
-def role_of(worker: str) -> str:
-    """`rollout` of `rollout_tp1`; any other worker is a role of its own."""
-    return server_of(worker) or worker
 
 
 def rank_of(summary: Summary) -> Rank:
@@ -150,24 +145,8 @@ def merge(
     """One `Merged` of all summaries that were read. `nodes`: the hosts of the run, where they are known."""
     namesakes = _namesakes(summaries)
     summaries = [_by_its_file(s) if s.report.path in namesakes else s for s in summaries]
-    summaries = _told_apart(with_hosts(_windows_apart(summaries), nodes))
-    clocks = align(
-        (
-            RankCollectives(
-                s.host,
-                role_of(s.report.worker),
-                s.rank,
-                s.collective_events,
-                s.pid,
-                s.world_rank,
-                s.report.start,
-            )
-            for s in summaries
-            if s.on_utc
-        ),
-        (s.host for s in summaries),
-        probes,
-    )
+    summaries = told_apart(with_hosts(_windows_apart(summaries), nodes))
+    clocks = clocks_of(summaries, probes)
     ranks = [
         dataclasses.replace(rank, index=i) for i, rank in enumerate(sorted({rank_of(s) for s in summaries}))
     ]
@@ -225,17 +204,6 @@ def _windows_apart(summaries: Sequence[Summary]) -> Sequence[Summary]:
         reach = max(summary.end, reach or summary.end)
         numbers[id(summary)] = number
     return summaries if number < 2 else [s.as_step(numbers.get(id(s), 0)) for s in summaries]
-
-
-def _told_apart(summaries: Sequence[Summary]) -> list[Summary]:
-    """The summaries, marked where two processes of a host have the worker's name and the rank in common."""
-    pids: dict[tuple[str, int, str], set[int]] = {}
-    for s in summaries:
-        pids.setdefault((s.report.worker, s.rank, s.host), set()).add(s.pid)
-    return [
-        replace(s, told_apart=True) if len(pids[s.report.worker, s.rank, s.host]) > 1 else s
-        for s in summaries
-    ]
 
 
 def _namesakes(summaries: Sequence[Summary]) -> tuple[str, ...]:

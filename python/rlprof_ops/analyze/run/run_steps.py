@@ -33,7 +33,8 @@ def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) ->
     where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins. Where
     steps overlap throughout, each rank's step goes from its own begin to the begin of its next.
     """
-    rows = _cut_alike(_opened_together([_as_long_as_others(row, rows) for row in rows]), clock_of)
+    rows = _opened_together([_as_long_as_others(row, rows, clock_of) for row in rows], clock_of)
+    rows = _cut_alike(rows, clock_of)
     apart = overlapping(rows, clock_of)
     whole = {} if apart else _whole_steps(rows, clock_of)
     mine: dict[object, list[RankStep]] = {}
@@ -77,17 +78,24 @@ def overlapping(rows: Sequence[RankStep], clock_of: Callable[[str], str]) -> boo
     return bool(late > MIN_OVERLAP * max(period, 1))
 
 
-def steps_from_end_to_end(rows: Iterable[RankStep]) -> dict[int, tuple[int, int]]:
+def steps_from_end_to_end(
+    rows: Iterable[RankStep], clock_of: Callable[[str], str]
+) -> dict[int, tuple[int, int]]:
     """Steps that overlap, each from the end of the one before to its own: then they add up to the time that
-    the run takes. Where the one before was not captured, a step is as long as the others are in the mean.
+    the run takes. Where the one before was not captured, a step is as long as the others are in the mean. Of
+    a step that was seen on several clocks, that with the most steps tells.
     """
-    ends: dict[int, int] = {}
+    ends: dict[str, dict[int, int]] = {}
     for row in rows:
+        on_clock = ends.setdefault(clock_of(row.rank.host), {})
         for phase in row.phases:
-            ends[row.step] = max(ends.get(row.step, 0), int(phase.when.end[-1]))
-    took = {n: ends[n] - ends[n - 1] for n in ends if n - 1 in ends and ends[n] > ends[n - 1]}
-    usual = round(fmean(took.values())) if took else 0
-    return {n: (end - took.get(n, usual), end) for n, end in ends.items()}
+            on_clock[row.step] = max(on_clock.get(row.step, 0), int(phase.when.end[-1]))
+    periods: dict[int, tuple[int, int]] = {}
+    for each in sorted(ends.values(), key=len):
+        took = {n: each[n] - each[n - 1] for n in each if n - 1 in each and each[n] > each[n - 1]}
+        usual = round(fmean(took.values())) if took else 0
+        periods |= {n: (end - took.get(n, usual), end) for n, end in each.items()}
+    return periods
 
 
 def _whole_steps(rows: Iterable[RankStep], clock_of: Callable[[str], str]) -> dict[Group, tuple[int, int]]:
@@ -107,24 +115,24 @@ def _whole_steps(rows: Iterable[RankStep], clock_of: Callable[[str], str]) -> di
     return whole
 
 
-def _opened_together(rows: list[RankStep]) -> list[RankStep]:
+def _opened_together(rows: list[RankStep], clock_of: Callable[[str], str]) -> list[RankStep]:
     """Steps without the time that the profilers took to open.
 
     A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the
     last rank is in it or when a first phase begins, whichever is earlier.
     """
-    marked: dict[int, list[RankStep]] = {}
+    marked: dict[Group, list[RankStep]] = {}
     for row in rows:
         if row.marked:
-            marked.setdefault(row.step, []).append(row)
+            marked.setdefault((clock_of(row.rank.host), row.step), []).append(row)
     begin = {}
-    for step, group in marked.items():
+    for key, group in marked.items():
         phases = [int(phase.when.start[0]) for row in group for phase in row.phases if len(phase.when)]
         if phases:
-            begin[step] = min(max(row.start for row in group), min(phases))
+            begin[key] = min(max(row.start for row in group), min(phases))
     cut = []
     for row in rows:
-        late = begin.get(row.step, row.start) - row.start
+        late = begin.get((clock_of(row.rank.host), row.step), row.start) - row.start
         can = row.marked and row.gpu is None and 0 < late < row.duration_ns
         cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
     return cut
@@ -165,13 +173,20 @@ def _cut_alike(rows: list[RankStep], clock_of: Callable[[str], str]) -> list[Ran
     ]
 
 
-def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
+def _as_long_as_others(row: RankStep, rows: list[RankStep], clock_of: Callable[[str], str]) -> RankStep:
     """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
     something.
     """
     if row.marked or row.gpu is not None or row.count != 1:
         return row
-    marked = [other for other in rows if other.step == row.step and other.marked]
+    clock = clock_of(row.rank.host)  # an untold one may be right all the same: where the times overlap
+    marked = [
+        o
+        for o in rows
+        if o.step == row.step
+        and o.marked
+        and (clock_of(o.rank.host) == clock or (o.start < row.end and row.start < o.end))
+    ]
     if not marked:
         return row
     return replace(

@@ -149,7 +149,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         memory=memory,
         collective_events=collective_events,
         collectives_seen=len(talking) > 0 or any(gpu.times[0].communication_ns for gpu in gpus),
-        world_rank=trace.origin.rank if trace.origin.kind == "torch" else -1,
+        world_rank=trace.origin.world_rank,
         world_size=trace.origin.world_size if trace.origin.kind == "torch" else -1,
         visible_gpus=len(trace.origin.devices) if trace.origin.kind == "torch" else 0,
     )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from rlprof_ops.analyze.run.clocks import Clocks, RankCollectives, align, probes_of
+from rlprof_ops.analyze.run.clocks import Clocks, clocks_of, probes_of
 from rlprof_ops.analyze.run.engine import default_workers
-from rlprof_ops.analyze.run.hosts import with_hosts
+from rlprof_ops.analyze.run.hosts import told_apart, with_hosts
 from rlprof_ops.analyze.run.identity import ReportFile, find_reports
 from rlprof_ops.analyze.run.process_summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview, request_rows
@@ -59,20 +59,19 @@ def make(
     nodes = {path.stem: foreign.read_object(path) for path in sorted((folder / "nodes").glob("*.json"))}
     nodes_told = foreign.read_object(folder / "run.json").get("nodes")
     parts = with_hosts(parts, nodes_told if isinstance(nodes_told, list) else ())
-    members = (
-        RankCollectives(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc
-    )
-    clocks = align(members, (p.host for p in parts), probes_of(nodes))
+    clocks = clocks_of(parts, probes_of(nodes))
     run = foreign.read_object(folder / "run.json")
     title = " ".join(
         filter(None, ("rlprof: ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name)))
     )
-    drawn = [*parts, *request_rows.request_parts(folder, parts)]
+    requests = list(request_rows.request_parts(folder, parts))
+    parts, requests = told_apart(parts, requests), told_apart(requests, parts)
     try:
         target.mkdir(parents=True, exist_ok=True)
         files = [
             _replace(
-                target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(drawn, clocks, title))
+                target / OVERVIEW,
+                lambda path: _write_pieces(path, overview.encode([*parts, *requests], clocks, title)),
             )
         ]
         zipped = _members(folder, parts, clocks)

@@ -51,11 +51,14 @@ class Part(Struct, frozen=True):
     busy_time: Ints  # starts of the bins
     busy_permille: Ints
     collective_events: tuple[CollectiveEvents, ...]
+    world_rank: int  # as torch.distributed counts in the world of its process; -1: untold
     whole: bool = True  # read to its end
+    told_apart: bool = False  # named with its pid: another process has its host, worker and rank
 
     @property
     def label(self) -> str:
-        return f"{self.host or '?'}/{self.report.worker}/{self.rank}"
+        name = f"{self.host or '?'}/{self.report.worker}/{self.rank}"
+        return name + (f" (pid {self.pid})" if self.told_apart else "")
 
 
 def parts_of(root: Path, report: ReportFile, budget: int, cache: bool = True) -> tuple[Part, ...] | Unread:
@@ -121,6 +124,7 @@ def _part(trace: Trace, report: ReportFile, budget: int) -> Part:
         busy_time=busy_time,
         busy_permille=busy_permille,
         collective_events=find_collective_events(trace),
+        world_rank=trace.origin.world_rank,
         whole=not trace.truncated,
     )
 

@@ -63,4 +63,5 @@ def _part(replica: ReplicaRequests, rows: Sequence[EngineRequest]) -> Part:
         busy_time=np.empty(0, np.int64),
         busy_permille=np.empty(0, np.int64),
         collective_events=(),
+        world_rank=-1,
     )

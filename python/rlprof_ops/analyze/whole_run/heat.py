@@ -30,10 +30,11 @@ def _ranks(processes: Sequence[ProcessSteps]) -> int:
 
 
 def heat_map(worker: str, processes: Sequence[ProcessSteps]) -> Heat:
+    """The map of one worker; where a rank began again, here or on another node, the later life counts."""
     ranks = np.unique([process.rank for process in processes])
     steps = np.unique(np.concatenate([process.step for process in processes]))
     busy: Floats = np.full((len(ranks), len(steps)), np.nan)
-    for process in processes:
+    for process in sorted(processes, key=lambda process: int(process.begin_ns[0])):
         busy[np.searchsorted(ranks, process.rank), np.searchsorted(steps, process.step)] = process.busy_s
     if len(ranks) == 2:  # each one's peer is the other
         peers = busy[::-1]

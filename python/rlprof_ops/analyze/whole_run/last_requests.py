@@ -7,10 +7,12 @@ to the step.
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,7 +48,7 @@ _ROW = msgspec.json.Decoder(EngineRequest)
 @dataclass(frozen=True)
 class ReplicaRequests:
     """What one process of an engine told: its requests in the order in which they were done. `cut`: not
-    all of them.
+    all of them. `engine`: vllm or sglang.
     """
 
     worker: str
@@ -57,6 +59,18 @@ class ReplicaRequests:
     begin_ns: Integers
     end_ns: Integers
     cut: bool = False
+    engine: str = ""
+
+
+class _Generation(NamedTuple):
+    """One step's generation, Unix ns. What is done before `until` belongs to it: an engine's node may
+    be ahead of the driver's, and the next generation may follow at once.
+    """
+
+    step: int
+    begin: int
+    end: int
+    until: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ def _replica(raw: bytes, node: str, left: int) -> Iterator[ReplicaRequests]:
         np.array([row.arrival_ns for row in rows], np.int64),
         np.array([row.finished_ns for row in rows], np.int64),
         left <= 0 or any(row.get("event") in ("full", "lost") for row in told),
+        foreign.text(first.get("engine")),
     )
 
 
@@ -113,7 +128,7 @@ def _rows(raw: bytes) -> Iterator[EngineRequest]:
 
 def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) -> RolloutRequests | None:
     """None where no engine told a request in any step."""
-    told = [found for window in _windows(driver) if (found := _step(window, replicas)) is not None]
+    told = [found for window in _generations(driver) if (found := _step(window, replicas)) is not None]
     if not told:
         return None
     steps = [row for row, _, _ in told]
@@ -132,8 +147,7 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
         steps=sorted(worst, key=lambda row: row.step),
         lengths=lengths(
             [row for replica in replicas for row in replica.rows],
-            _windows(driver),
-            _CLOCKS_NS,
+            [(each.step, each.begin, each.until) for each in _generations(driver)],
         ),
         turns=between_turns(samples for _, _, samples in told),
         replay=replay_of(_replayed(numbers, driver, replicas)),
@@ -145,7 +159,7 @@ def _tracks(
     steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
 ) -> list[RequestTracks]:
     """Of the first of these steps, as long as there are not too many requests."""
-    windows = {window[0]: window for window in _windows(driver)}
+    windows = {window[0]: window for window in _generations(driver)}
     found: list[RequestTracks] = []
     left = request_tracks.MOST_REQUESTS
     for step in steps[: request_tracks.MOST_STEPS]:
@@ -155,7 +169,7 @@ def _tracks(
             ((of.worker, of.rank), row) for of in replicas for row in of.rows[_done_in(windows[step], of)]
         ]
         mine.sort(key=lambda pair: pair[1].finished_ns)
-        found.append(request_tracks.tracks_of(windows[step], mine, left))
+        found.append(request_tracks.tracks_of(windows[step][:3], mine, left))
         left -= len(mine)
     return found
 
@@ -164,7 +178,7 @@ def _replayed(
     steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
 ) -> list[list[StepOfReplica]]:
     """The requests of steps that are spread over the run, of each replica."""
-    windows = {window[0]: window for window in _windows(driver)}
+    windows = {window[0]: window for window in _generations(driver)}
     shown = np.linspace(0, len(steps) - 1, min(len(steps), MOST_REPLAYED)).astype(np.int64).tolist()
     return [
         [StepOfReplica(of.worker, windows[step][1], of.rows[_done_in(windows[step], of)]) for of in replicas]
@@ -175,32 +189,36 @@ def _replayed(
 def request_steps(driver: ProcessSteps, replica: ReplicaRequests) -> list[int | None]:
     """The step of each request of a replica; None: done while no step generated."""
     found: list[int | None] = [None] * len(replica.rows)
-    for window in _windows(driver):
+    for window in _generations(driver):
         done = _done_in(window, replica)
         found[done] = [window[0]] * (done.stop - done.start)
     return found
 
 
-def _windows(driver: ProcessSteps) -> list[Window]:
-    return generation_windows(driver) or [
+def _generations(driver: ProcessSteps) -> list[_Generation]:
+    windows: list[Window] = generation_windows(driver) or [
         (step, begin, begin + int(seconds * 1e9))
         for step, begin, seconds in zip(
             driver.step.tolist(), driver.begin_ns.tolist(), driver.seconds.tolist(), strict=True
         )
     ]
+    next_begins = [*(begin for _, begin, _ in windows[1:]), sys.maxsize]
+    return [
+        _Generation(step, begin, end, min(end + _CLOCKS_NS, next_begin))
+        for (step, begin, end), next_begin in zip(windows, next_begins, strict=True)
+    ]
 
 
-def _done_in(window: Window, replica: ReplicaRequests) -> slice:
-    """Which of a replica's requests were done in one window."""
-    _, begin, end = window
-    return slice(*np.searchsorted(replica.end_ns, (begin, end + _CLOCKS_NS)).tolist())
+def _done_in(window: _Generation, replica: ReplicaRequests) -> slice:
+    """Which of a replica's requests were done in one generation."""
+    return slice(*np.searchsorted(replica.end_ns, (window.begin, window.until)).tolist())
 
 
 def _step(
-    window: Window, replicas: Sequence[ReplicaRequests]
+    window: _Generation, replicas: Sequence[ReplicaRequests]
 ) -> tuple[StepRequests, list[_Busy], list[Sample]] | None:
     """What was done in one window, what each replica had of it, and the samples of several turns."""
-    step, begin, end = window
+    step, begin, end, _ = window
     length = max(end - begin, 1)
     mine: list[tuple[EngineRequest, ReplicaRequests]] = []
     samples: list[Sample] = []

@@ -16,11 +16,9 @@ _A_DOUBLING = 2  # bins of the distribution
 _LONG = 0.95
 
 
-def lengths(
-    rows: Sequence[EngineRequest], windows: Sequence[tuple[int, int, int]], late_ns: int = 0
-) -> Lengths | None:
-    """Of the requests that were done in steps: `windows` are (step, begin, end), and what is done by
-    `late_ns` later counts. None where none made a token.
+def lengths(rows: Sequence[EngineRequest], windows: Sequence[tuple[int, int, int]]) -> Lengths | None:
+    """Of the requests that were done in steps: `windows` are (step, begin, end). None where none made a
+    token.
     """
     rows = sorted(rows, key=lambda row: row.finished_ns)
     done = np.array([row.finished_ns for row in rows], np.int64)
@@ -28,7 +26,7 @@ def lengths(
     steps, mine, early = [], [], []
     before = 0  # the end of the generation before
     for step, begin, end in windows:
-        inside = slice(*np.searchsorted(done, (begin, end + late_ns)).tolist())
+        inside = slice(*np.searchsorted(done, (begin, end)).tolist())
         if inside.stop > inside.start:
             steps.append(step)
             mine.append(inside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +13,9 @@ import numpy.typing as npt
 
 from rlprof_ops.analyze.whole_run.looks import EngineLooks, EngineRows, none
 from rlprof_ops.recorder import rows
-from rlprof_ops.recorder.detect.ranks import WAITING
-from rlprof_ops.recorder.detect.slow_steps import SEASONAL
+from rlprof_ops.recorder.detect.phase_words import CALLS, GENERATION, SEASONAL, WAITING
 from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
-CALLS = re.compile(r"reward|score|tool|judge|verif|env(?!elop)", re.IGNORECASE)
-GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
 _FEW_NODES = 8  # read in this process
 _LETTERS = {"B": "u1", "H": "<u2", "I": "<u4", "q": "<i8", "f": "<f4"}
 
@@ -93,12 +89,19 @@ def read_node(captured: Sequence[Interval], folder: Path) -> RecordedNode:
     marked: dict[tuple[str, str], list[Table]] = defaultdict(list)
     curves: dict[str, list[Floats]] = defaultdict(list)
     engines = EngineRows()
+    last: dict[str, int] = defaultdict(int)
     for block in read_folder(folder):
         names = block.names()
         steps = table(block, rows.STEP)
-        for who in np.unique(steps["process"]):
-            told[names.get(int(who), "")].append(steps[steps["process"] == who])
         phases = table(block, rows.PHASE)
+        for who in np.unique(steps["process"]):
+            # Only the first of several trainers that count from 1, each with blocks of its own.
+            name = names.get(int(who), "")
+            phases = phases[(phases["process"] != who) | (phases["step"] > last[name])]
+            mine = steps[(steps["process"] == who) & (steps["step"] > last[name])]
+            if len(mine):
+                told[name].append(mine)
+                last[name] = int(mine["step"].max())
         pairs = phases["process"].astype(np.int64) << 16 | phases["name"]
         for pair in np.unique(pairs):
             key = names.get(int(pair) >> 16, ""), names.get(int(pair) & 0xFFFF, "")
@@ -116,13 +119,15 @@ def read_node(captured: Sequence[Interval], folder: Path) -> RecordedNode:
 
 
 def table(block: RecordBlock, kind: int) -> Table:
-    """The rows of one kind as a structured array."""
+    """The rows of one kind as a structured array, without those that hold a NaN or an infinity."""
     layout, names = rows.LAYOUT[kind]
     formats = [_LETTERS[letter] for letter in layout.format.lstrip("<")]
     data = block.sections.get(kind, b"")
-    return np.frombuffer(
+    found = np.frombuffer(
         data, np.dtype(list(zip(names, formats, strict=True))), count=len(data) // layout.size
     )
+    finite = np.logical_and.reduce([np.isfinite(found[name]) for name in names])
+    return found if finite.all() else found[finite]
 
 
 def _process(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+OTHER_PHASES = "(other phases)"
 _OVER_PHASE = Meta(description="over the phase, from its begin to its end")
 
 
@@ -34,10 +36,25 @@ class RecordedFinding(msgspec.Struct, frozen=True):
 
 
 class PhaseColumn(msgspec.Struct, frozen=True):
-    """Time of a step that went to a phase, without those inside it."""
+    """Time of a step that went to a phase, without those inside it; the last one may be of all the others."""
 
     name: str
     own_ms: Annotated[list[float], Meta(description="a row a step or group")]
+
+
+def longest_phases(phases: Sequence[PhaseColumn], counts: Sequence[int], most: int) -> list[PhaseColumn]:
+    """The phases that took most, in the order of the step, and the others together. `counts`: steps a row."""
+
+    def total_ms(phase: PhaseColumn) -> float:
+        return sum(own_ms * count for own_ms, count in zip(phase.own_ms, counts, strict=True))
+
+    named = sorted((phase for phase in phases if phase.name != OTHER_PHASES), key=total_ms)[-most:]
+    others = [phase.own_ms for phase in phases if phase not in named]
+    kept = [phase for phase in phases if phase in named]
+    if not others:
+        return kept
+    together = [round(sum(row), 1) for row in zip(*others, strict=True)]
+    return [*kept, PhaseColumn(OTHER_PHASES, together)]
 
 
 class Heat(msgspec.Struct, frozen=True):

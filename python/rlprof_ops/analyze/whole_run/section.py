@@ -28,17 +28,17 @@ from rlprof_ops.analyze.whole_run.run_data import (
     RecordedFinding,
     Staleness,
     WholeRun,
+    longest_phases,
 )
 from rlprof_ops.analyze.whole_run.sample_groups import staleness_of
 from rlprof_ops.analyze.whole_run.tail import long_tail
 from rlprof_ops.host import foreign
-from rlprof_ops.recorder.detect.slow_steps import SEASONAL
+from rlprof_ops.recorder.detect.phase_words import SEASONAL
 
 MOST_STEPS = 2400  # drawn one by one; longer runs in as many groups
 MOST_MARKS = 400
-_MOST_PHASES = 12
+_MOST_PHASES = 64
 _MOST_CURVES, _MOST_POINTS = 64, 240
-_REST = "(other phases)"
 
 
 def whole_run(
@@ -162,14 +162,11 @@ def _ms(seconds: Floats) -> list[float]:
 
 
 def _phases(driver: ProcessSteps, edges: Integers) -> list[PhaseColumn]:
-    """The phases that took most, the others together, in the order of the step."""
     counts = np.diff([*edges, len(driver.step)])
-    most = sorted(driver.phases, key=lambda name: -float(driver.phases[name].sum()))[:_MOST_PHASES]
-    found = [(name, driver.phases[name]) for name in driver.phases if name in most]
-    others = [own for name, own in driver.phases.items() if name not in most]
-    if others:
-        found.append((_REST, np.sum(others, axis=0)))
-    return [PhaseColumn(name, _ms(np.add.reduceat(own, edges) / counts)) for name, own in found]
+    found = [
+        PhaseColumn(name, _ms(np.add.reduceat(own, edges) / counts)) for name, own in driver.phases.items()
+    ]
+    return longest_phases(found, counts.tolist(), _MOST_PHASES)
 
 
 def _seasons(driver: ProcessSteps) -> list[Mark]:

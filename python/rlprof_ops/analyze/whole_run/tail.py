@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlprof_ops.analyze.whole_run.records import GENERATION, Floats, Integers, ProcessSteps, RecordedNode
+from rlprof_ops.analyze.whole_run.records import Floats, Integers, ProcessSteps, RecordedNode
 from rlprof_ops.analyze.whole_run.run_data import Tail
+from rlprof_ops.recorder.detect.phase_words import GENERATION
 
 LAST = 0.05
 _LEAST_LOOKS = 8  # of the engines within one phase

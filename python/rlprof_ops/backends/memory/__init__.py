@@ -14,7 +14,7 @@ class Memory(Backend):
     name = "memory"
     title = "memory"
     aliases = ("torch_memory",)
-    suffixes = (SUFFIX, HOST_SUFFIX)
+    suffixes, telling = (SUFFIX, HOST_SUFFIX), (HOST_SUFFIX,)
     summary = "CUDA's allocation history for pytorch.org/memory_viz, or with `host: true` resident memory"
     bytes_per_rank_step = 50 << 20
     parts_of_steps = True

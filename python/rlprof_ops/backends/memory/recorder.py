@@ -14,13 +14,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.memory import options as memory
 from rlprof_ops.backends.memory.options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.host.after_import import after_import
 from rlprof_ops.host.log_line import log_once
+from rlprof_ops.host.threads.own_thread import OwnThread
 
 if TYPE_CHECKING:
     from tracemalloc import Snapshot
@@ -162,6 +163,120 @@ class CudaMemoryRecorder:
             self._dumped = True
 
 
+class _Tracing:
+    """Who has tracemalloc on: there is one in a process. To the program it is off while it is on for us
+    alone; where the program starts or stops it, the lines of ours end there.
+    """
+
+    _on: ClassVar[_Tracing | None] = None  # the latest that was
+
+    def __init__(self, most_lines: int) -> None:
+        self._most_lines = most_lines
+        self._module: ModuleType | None = None
+        self._ours = False
+        self._calling = False  # one of ours
+        self._before: Snapshot | None = None
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # a function's name -> the module's, ours
+        self._lines: list[dict[str, str | int]] = []
+        self.cut_short = ""
+
+    def begin(self) -> None:
+        """Take what holds memory now. Raises RuntimeError where it cannot be traced."""
+        if not self._most_lines:
+            return
+        import tracemalloc
+
+        self._module, self._lines, self.cut_short = tracemalloc, [], ""
+        self._ours = not tracemalloc.is_tracing()
+        if self._ours:
+            _Tracing._on = self
+            tracemalloc.start()
+        try:
+            self._before = tracemalloc.take_snapshot()
+        except BaseException:
+            if self._ours:
+                tracemalloc.stop()
+            raise
+        self._follow("start", "began its own tracing of")
+        self._follow("stop", "ended the tracing of")
+        self._replace("is_tracing", lambda before: not self._hidden and before())
+
+    @property
+    def _hidden(self) -> bool:
+        return self._ours and not self._calling
+
+    @classmethod
+    def stop_in_child(cls) -> None:
+        """A forked process has nothing of ours: traced on, each of its allocations would cost time and
+        memory.
+        """
+        if cls._on is not None and cls._on._ours and cls._on._module is not None:
+            cls._on._ours, cls._on._before = False, None
+            cls._on._module.stop()
+
+    def _follow(self, name: str, what: str) -> None:
+        def call(before: Any, *arguments: Any, **named: Any) -> Any:
+            if self._before is not None and (self._ours or name == "stop"):
+                self._cut(f"the program {what} memory: the lines that grew are those until there")
+            return before(*arguments, **named)
+
+        self._replace(name, call)
+
+    def _replace(self, name: str, call: Any) -> None:
+        before = getattr(self._module, name)
+        ours = functools.wraps(before)(functools.partial(call, before))
+        self._replaced[name] = before, ours
+        setattr(self._module, name, ours)
+
+    def _cut(self, reason: str) -> None:
+        """The program is about to start or to stop: leave it what it would have found without us."""
+        try:
+            self._compare()
+        except Exception as error:
+            reason = f"{reason}, and they cannot be told: {error}"
+        self.cut_short = reason
+
+    def _compare(self) -> None:
+        """The lines of Python that hold more than at the window's start, largest first; ours is off then."""
+        before, self._before = self._before, None
+        if before is None or self._module is None:
+            return
+        self._calling = True
+        try:
+            after = self._module.take_snapshot()
+        finally:
+            self._calling = False
+            if self._ours:
+                self._ours = False
+                self._replaced["stop"][0]()
+        self._lines = [
+            {
+                "file": entry.traceback[0].filename,
+                "line": entry.traceback[0].lineno,
+                "grown_bytes": entry.size_diff,
+                "bytes": entry.size,
+                "blocks": entry.count,
+            }
+            for entry in after.compare_to(before, "lineno")[: self._most_lines]
+        ]
+
+    def end(self) -> list[dict[str, str | int]]:
+        """The lines that grew, with tracing and its functions as the program has them."""
+        try:
+            self._compare()
+        except RuntimeError as error:  # somebody has stopped it without the module's function
+            self.cut_short = f"no lines that grew: {error}"
+        finally:
+            for name, (before, ours) in self._replaced.items():
+                if getattr(self._module, name) is ours:
+                    setattr(self._module, name, before)
+            self._replaced.clear()
+        return self._lines
+
+
+os.register_at_fork(after_in_child=_Tracing.stop_in_child)
+
+
 class HostMemoryRecorder:
     """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew
     most.
@@ -177,26 +292,24 @@ class HostMemoryRecorder:
         self._samples: list[tuple[int, int]] = []
         self._steps: list[tuple[int, int]] = []
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._before: Snapshot | None = None
-        self._started_tracing = False
+        self._thread: OwnThread | None = None
+        self._tracing = _Tracing(options.tracemalloc)
         self.stopped_s = 0.0
+
+    @property
+    def cut_short(self) -> str:
+        return self._tracing.cut_short
 
     def open(self, target: Path) -> None:
         self._target, self._samples, self._steps = target, [], []
         self._samples.append((time.time_ns(), resident_bytes()))
-        if self._options.tracemalloc:
-            import tracemalloc
-
-            self._started_tracing = not tracemalloc.is_tracing()
-            if self._started_tracing:
-                tracemalloc.start()
-            self._before = tracemalloc.take_snapshot()
+        self._tracing.begin()
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._sample, args=(self._stop,), name="rlprof-memory", daemon=True
-        )
-        self._thread.start()
+        try:
+            self._thread = OwnThread(self._sample, self._stop).start()
+        except RuntimeError:
+            self._tracing.end()
+            raise
 
     def entered(self, step: int) -> None:
         self._steps.append((step, time.time_ns()))
@@ -209,7 +322,7 @@ class HostMemoryRecorder:
         """Take the last sample: what comes until `close` is not of the window."""
         if self._thread is not None and not self._stop.is_set():
             self._stop.set()
-            self._thread.join(timeout=10)
+            self._thread.join(10)
             self.stopped_s = time.monotonic()
             self._samples.append((time.time_ns(), resident_bytes()))
 
@@ -227,33 +340,11 @@ class HostMemoryRecorder:
             "end_bytes": sizes[-1],
             "peak_bytes": max(sizes),
             "samples": self._samples,
-            "grown": self._grown(),
+            "grown": self._tracing.end(),
         }
         with gzip.open(target, "wt", encoding="utf-8", compresslevel=6) as packed:
             json.dump(report, packed)
         return target
-
-    def _grown(self) -> list[dict[str, str | int]]:
-        """The lines of Python that hold more than at the window's start, largest first."""
-        before, self._before = self._before, None
-        if before is None:
-            return []
-        import tracemalloc
-
-        after = tracemalloc.take_snapshot()
-        if self._started_tracing:
-            tracemalloc.stop()
-        top = after.compare_to(before, "lineno")[: self._options.tracemalloc]
-        return [
-            {
-                "file": entry.traceback[0].filename,
-                "line": entry.traceback[0].lineno,
-                "grown_bytes": entry.size_diff,
-                "bytes": entry.size,
-                "blocks": entry.count,
-            }
-            for entry in top
-        ]
 
 
 def resident_bytes() -> int:

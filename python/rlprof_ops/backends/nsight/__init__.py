@@ -20,7 +20,7 @@ from rlprof_ops.backends.contract import (
     WindowRecorder,
     not_wrapped,
 )
-from rlprof_ops.backends.nsight.options import CUDA_RANGE, NAME, RAW_SUFFIX, SUFFIX
+from rlprof_ops.backends.nsight.options import CUDA_RANGE, EXPORT_SUFFIX, NAME, RAW_SUFFIX, SUFFIX
 from rlprof_ops.backends.nsight.options import validate as _validate
 
 
@@ -28,11 +28,12 @@ class Nsight(Backend):
     name = NAME
     title = "Nsight"
     aliases = ("nsys", "nsight_systems", "nvidia", "nvtx")
-    suffixes = masked = (SUFFIX, RAW_SUFFIX)  # nsys 2023.4 writes the environment of all that it can read
+    suffixes = telling = (SUFFIX, RAW_SUFFIX)
+    masked = (*suffixes, EXPORT_SUFFIX)  # nsys 2023.4 writes the environment of all that it can read
     summary = "Nsight Systems (`nsys`): CUDA, NVTX ranges and the host, of a worker and its children"
     ranges = "nvtx"
     bytes_per_rank_step = 50 << 20
-    derived = (".sqlite",)
+    derived = (EXPORT_SUFFIX,)
     ray_key = "_nsight"
     window_options = ("capture-range", "max_mb")
     windows_from_outside = True

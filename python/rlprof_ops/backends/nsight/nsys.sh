@@ -15,6 +15,10 @@
 # `nsys launch` and `nsys profile` reset the umask to 0, so the program gets ours back right before it begins. They put
 # files into /tmp, whatever TMPDIR says, and leave them there when they are told to end; the program's environment names
 # them, so they are written down beside `pending` and removed when nsys is gone.
+#
+# `pending` holds the program's words, so that nsys's own command line has none of them: `ray stop` sends SIGTERM to
+# every process whose command line names a Ray worker, and an nsys that is told to end while it writes a report throws
+# it away (seen with 2023.4: whatever was not yet imported is deleted).
 set -uo pipefail
 
 readonly NSYS_TRIES=3
@@ -22,7 +26,7 @@ readonly NSYS_AROUND="yielded to another nsys, under which this process was star
 # shellcheck disable=SC2016
 readonly NSYS_MADE='"$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE"'
 # shellcheck disable=SC2016
-readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077; echo "$$" '"${NSYS_MADE}"' > "$0.made"; umask "$1"; shift; exec "$@"'
+readonly NSYS_BEGIN='nsys_mask=$1; shift; [ ! -s "$0" ] || . "$0"; rm -- "$0" 2> /dev/null || exit 1; umask 077; echo "$$" '"${NSYS_MADE}"' > "$0.made"; umask "$nsys_mask"; exec "$@"'
 nsys_child="" nsys_made="" nsys_signalled="" nsys_told=""
 
 nsys::_log() {
@@ -126,6 +130,21 @@ nsys::_clear() {
     rm -f -- "${nsys_made}"
 }
 
+# Writes the words after PENDING into it, as `set -- WORD...` of any shell. False where they do not fit on the disk.
+nsys::_write_words() {
+    local -r pending="$1" quote="'\\''"
+    local word text="set --"
+    shift
+
+    for word in "$@"; do
+        text+=" '${word//\'/${quote}}'"
+    done
+    printf '%s\n' "${text}" 2> /dev/null > "${pending}" || {
+        : > "${pending}"
+        return 1
+    }
+}
+
 # Runs the words after PENDING and BEGIN_WITHIN_S. Ends with their exit code when the program has begun; else sets
 # nsys_said and returns.
 nsys::_try() {
@@ -176,7 +195,8 @@ nsys::main() {
             export RLPROF_NSYS_SESSION="${session}$$-${try}"
             words+=("--session-new=${RLPROF_NSYS_SESSION}")
         fi
-        words+=(${options[@]+"${options[@]}"} /bin/sh -c "${NSYS_BEGIN}" "${pending}" "${mask}" "$@")
+        words+=(${options[@]+"${options[@]}"} /bin/sh -c "${NSYS_BEGIN}" "${pending}" "${mask}")
+        nsys::_write_words "${pending}" "$@" || words+=("$@")
         nsys::_try "${pending}" "${begin_within_s}" "${words[@]}"
         failure="nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
         nsys::_log "${failure}"

@@ -14,7 +14,7 @@ from rlprof_ops.errors import UsageError
 from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import did_you_mean
 
-NAME, SUFFIX, RAW_SUFFIX = "nsight", ".nsys-rep", ".qdstrm"
+NAME, SUFFIX, RAW_SUFFIX, EXPORT_SUFFIX = "nsight", ".nsys-rep", ".qdstrm", ".sqlite"
 
 # Which command of a session takes which option: the `--help` of nsys 2023.4.4 (long and short spellings).
 LAUNCH_OPTIONS = frozenset(
@@ -163,6 +163,12 @@ def render_option(name: str, value: str) -> list[str]:
 def render_flag(name: str) -> str:
     """`python-backtrace` -> `--python-backtrace`; one letter takes one dash."""
     return f"-{name}" if len(name) == 1 else f"--{name}"
+
+
+def split_flags(options: Mapping[str, str | None]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A trainer's options, with None for one without a value, as `options` and `flags` of a capture."""
+    with_value = {name: value for name, value in options.items() if value is not None}
+    return with_value, tuple(name for name, value in options.items() if value is None)
 
 
 def _traced(spec: Options, driver: bool | None, nsys: str) -> tuple[dict[str, str], list[str]]:

@@ -4,6 +4,7 @@ its options.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
-from rlprof_ops.backends.nsight.options import OURS, capture_range, render_flag, render_option
+from rlprof_ops.backends.nsight.options import (
+    OURS,
+    START_OPTIONS,
+    capture_range,
+    render_flag,
+    render_option,
+    split_flags,
+)
 from rlprof_ops.backends.nsight.rank_slots import RANK
 from rlprof_ops.backends.nsight.wrap_worker import (
     NsysCommand,
@@ -54,11 +63,7 @@ def session_options(
     if not supervised or not (opened_by == "cudaprofilerapi" or (selected and opened_by in ("", "none"))):
         return None
     kept = {name: value for name, value in options.items() if name not in OURS}
-    return SessionOptions(
-        {name: value for name, value in kept.items() if value is not None},
-        tuple(name for name, value in kept.items() if value is None),
-        spec.on_error if spec is not None else "continue",
-    )
+    return SessionOptions(*split_flags(kept), spec.on_error if spec is not None else "continue")
 
 
 class NsightPlugin:
@@ -95,7 +100,9 @@ class NsightPlugin:
                 raise CannotWrap(reason)
             own = worker_variables(identity.worker or report_names.NAMELESS, identity.rank)
             command = session_command(identity, session, os.environ, nsys)
-            variables = {**command.variables, **own}
+            starts = {name: value for name, value in given.options.items() if name in START_OPTIONS}
+            told = {env_names.SESSION_OPTIONS: json.dumps(starts)} if starts else {}
+            variables = {**command.variables, **own, **told}
             return replace(command, variables=variables, numbered_from=_numbered(identity, spec))
         words = option_words(given.options)
         trial = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]

@@ -85,9 +85,14 @@ class NsysSessionRecorder:
         self._took_s = (*self._took_s[-1:], self.collects_s - called_s)
         time.sleep(_SETTLE_S)
 
+    @property
+    def scratch(self) -> tuple[Path, ...]:
+        """Where nsys collects."""
+        return (Path((self._env or os.environ).get("TMPDIR") or "/tmp"),)
+
     def size_bytes(self) -> int:
         """What nsys has collected of the open window: 2023.4 keeps it in files until it writes the report."""
-        folder = Path((self._env or os.environ).get("TMPDIR") or "/tmp", "nvidia", "nsight_systems")
+        folder = self.scratch[0] / "nvidia" / "nsight_systems"
         with contextlib.suppress(OSError):
             for mine in folder.glob(f"quadd_session_*/injection_files/injection_{self._pid}_*"):
                 return sum(path.stat().st_size for path in mine.parent.glob("*_storage.dat"))
@@ -222,21 +227,8 @@ class _Command:
     def __init__(self, argv: list[str], env: Mapping[str, str] | None = None) -> None:
         tool = os.path.basename(argv[0])
         self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
-        client = nsys_cli.client_env(os.environ if env is None else env)
         try:
-            # Its own session: the signal that ends the training must not end the command that saves the
-            # report.
-            self._process = subprocess.Popen(
-                argv,
-                env=client,
-                cwd=nsys_process.folder_of(client),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            self._process = nsys_process.start(argv, env=env, stderr=subprocess.PIPE)
         except FileNotFoundError:
             raise CaptureError(f"{self._what}: no nsys at {argv[0]!r} (set RLPROF_NSYS or PATH)") from None
         except OSError as error:

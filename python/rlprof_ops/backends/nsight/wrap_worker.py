@@ -100,7 +100,12 @@ def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
     if env_names.NSYS_SESSION not in env and env_names.NSYS_RANGE not in env:
         return dict(env)
     libraries = os.path.dirname(env.get("NVTX_INJECTION64_PATH", ""))
-    ours = (env_names.NSYS_SESSION, env_names.NSYS_RANGE, env_names.SESSION_PID)
+    ours = (
+        env_names.NSYS_SESSION,
+        env_names.NSYS_RANGE,
+        env_names.SESSION_PID,
+        env_names.SESSION_OPTIONS,
+    )
     kept = {name: value for name, value in env.items() if name not in ours and not _OF_NSYS.match(name)}
     loaded = [each for each in re.split("[: ]+", env.get("LD_PRELOAD", "")) if each]
     if libraries and loaded:
@@ -205,7 +210,8 @@ def range_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: 
         NAME, identity.worker or "", identity.rank
     )
     output = report_output(None, identity, windows[0] if counted == 1 else None, env, folder)
-    os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
+    for each in reversed(Path(output).parents):  # os.makedirs gives its mode to the last one alone
+        each.mkdir(mode=0o750, exist_ok=True)
     variables = {env_names.NSYS_RANGE: opened_by, **job_tmpdir(env)}
     if opened_by == "nvtx":
         variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range

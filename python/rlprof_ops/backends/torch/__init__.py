@@ -14,7 +14,7 @@ class Torch(Backend):
     name = "torch"
     title = "torch.profiler"
     aliases = ("pytorch", "kineto", "torch_profiler")
-    suffixes = (SUFFIX, PLAIN_SUFFIX)
+    suffixes = telling = (SUFFIX, PLAIN_SUFFIX)
     summary = "`torch.profiler`: operators, kernels and phases, inside the process"
     ranges = "record_function"
     records_cuda = True

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Protocol, cast
+from typing import IO, ClassVar, Protocol, cast
 
-from rlprof_ops.backends.contract import CaptureError, Options
+from rlprof_ops.backends import report_names
+from rlprof_ops.backends.contract import CaptureError, Options, Yielded
 from rlprof_ops.backends.graph_captures import captures
 from rlprof_ops.backends.torch import options as torch_backend
 from rlprof_ops.backends.torch.options import TorchOptions, parse
@@ -27,7 +30,7 @@ from rlprof_ops.words import size
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 _GZIP_LEVEL = 3
-_MOST_OF_MAX = 0.8  # of `max_mb`, by a speed that the window before had
+_MOST_OF_MAX = 0.8  # of `max_mb`, by a speed that a window before had
 # In which operators of other threads come to their end: see `_harmless_profile`.
 _IN_FLIGHT_S = 0.05
 
@@ -52,14 +55,16 @@ class TorchRecorder:
     """
 
     suffix = torch_backend.SUFFIX
+    size_by = " (by the speed of the window before)"
     _prepared = False
-    _bytes_per_s = 0.0  # of the last trace in this process
+    _bytes_per_s: ClassVar[dict[str, float]] = {}  # of this process's last trace of these options and phase
 
     def __init__(self, spec: Options) -> None:
         self._spec = spec
         self._profile: TorchProfile | None = None
         self._target: Path | None = None
         self._options = TorchOptions()
+        self._kind = ""
         self._cycles: list[tuple[int, int, Path]] = []
         self._problem: CaptureError | None = None
         self.steps: list[int] = []
@@ -80,13 +85,17 @@ class TorchRecorder:
         self._problem, self.cut_short, self.stopped_s = None, "", 0.0
 
         def start() -> None:
+            if self._options.switches.get("with_stack"):
+                _spare_own_profile()
             profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
             with captures.apart(open_wait_s()):
                 profile.start()
             self._profile = profile
 
         any_thread = self._options.all_threads and _all_threads() is not None
-        known = any_thread and TorchRecorder._bytes_per_s and not self._options.scheduled
+        name = report_names.parse(target.name)
+        self._kind = f"{dataclasses.replace(self._options, max_mb=0)} {name and name.phase}"
+        known = any_thread and self._kind in TorchRecorder._bytes_per_s and not self._options.scheduled
         self.most_bytes = _MOST_OF_MAX * self._options.max_mb * 1e6 if known else 0.0
         try:
             running.begin(self, start, any_thread=any_thread)
@@ -97,8 +106,11 @@ class TorchRecorder:
             raise CaptureError(f"torch.profiler did not start: {error}") from error
 
     def size_bytes(self) -> float:
-        """Of the open window's trace before compression, as fast as the last one grew."""
-        return TorchRecorder._bytes_per_s * (time.monotonic() - self._started_s)
+        """Of the open window's trace before compression, as fast as the last one of its kind grew."""
+        return TorchRecorder._bytes_per_s.get(self._kind, 0.0) * (time.monotonic() - self._started_s)
+
+    def _measured(self, size_bytes: int) -> None:
+        TorchRecorder._bytes_per_s[self._kind] = size_bytes / (self.stopped_s - self._started_s)
 
     def prepare(self, step: int) -> None:
         """Start torch.profiler for nothing, once a process: its first start takes 0.8 s (2.13)."""
@@ -165,7 +177,7 @@ class TorchRecorder:
             self.stopped_s = time.monotonic()  # what comes while torch stops is in no trace
             self._stop(profile)
             if not self._options.scheduled:
-                export(profile, target, self._options.max_mb, self.stopped_s - self._started_s)
+                export(profile, target, self._options.max_mb, self._measured)
         except CaptureError as error:
             self._problem = error
         except Exception as error:
@@ -234,6 +246,17 @@ def make_profile(
     return made
 
 
+def _spare_own_profile() -> None:
+    """Raises `Yielded` where the program has a profile function of its own, as cProfile's before Python 3.12:
+    torch's for stacks would replace it, and leave none.
+    """
+    if sys.getprofile() is not None or threading.getprofile() is not None:
+        raise Yielded(
+            "yielded to a Python profiler of the program's own (sys.getprofile()): torch's `with_stack` would"
+            " end it; switch with_stack off, or choose other steps for one of the two"
+        )
+
+
 def _harmless_profile(torch: ModuleType, all_threads: bool) -> Callable[..., TorchProfile]:
     """A `torch.profiler.profile` that ends without harm.
 
@@ -281,9 +304,11 @@ def _uuids(torch: ModuleType) -> dict[str, str]:
     return found
 
 
-def export(profile: TorchProfile, target: Path, max_mb: float, took_s: float = 0.0) -> None:
+def export(
+    profile: TorchProfile, target: Path, max_mb: float, measured: Callable[[int], None] | None = None
+) -> None:
     """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before
-    compression.
+    compression, which `measured` hears before.
 
     torch itself would compress line by line at the highest level, which takes longer than the window.
     """
@@ -294,8 +319,8 @@ def export(profile: TorchProfile, target: Path, max_mb: float, took_s: float = 0
         if not plain.exists():  # torch keeps the reason to itself
             raise CaptureError(f"torch.profiler wrote no trace into {target.parent}: {_why_not(plain)}")
         size_bytes = plain.stat().st_size
-        if took_s:
-            TorchRecorder._bytes_per_s = size_bytes / took_s
+        if measured is not None:
+            measured(size_bytes)
         if size_bytes > max_mb * 1e6:
             raise CaptureError(
                 f"the trace has {size(size_bytes)} and max_mb is {max_mb:g} (MB): take fewer steps, switch"

@@ -61,11 +61,17 @@ class RunningProfilers:
         self._left: set[int] = set()  # threads in which one of ours was left running; _ANY may end it
 
     def _in_child(self) -> None:
-        # Nothing of ours is the child's. What the forked thread recorded goes on in it, and torch bears that.
+        # Nothing of ours is the child's: torch would record on in it, for nobody. What the forked thread
+        # recorded of the program's own goes on, and torch bears that. Who held the lock was changing it.
         theirs = self._theirs.get(threading.get_ident())
+        ours = (self._ours is not None or self._left) and not self._theirs
+        still = ours and self._lock.acquire(blocking=False)
         self.reset()
         if theirs is not None:
             self._theirs[threading.get_ident()] = theirs
+        if still:
+            with contextlib.suppress(Exception):
+                _collect_no_more()
 
     # -- following torch
 
@@ -245,6 +251,14 @@ class RunningProfilers:
 
             torch.autograd.profiler.profile(use_kineto=True)._prepare_trace()
             torch.autograd._disable_profiler()
+
+
+def _collect_no_more() -> None:
+    """End the recording of operators and of Python's frames in a forked child, whose GPU is not touched."""
+    torch = sys.modules["torch"]
+    torch.autograd._toggle_collection_dynamic(False, {torch.profiler.ProfilerActivity.CPU})
+    if type(sys.getprofile()).__name__ == "TraceContext":  # torch's, for `with_stack`
+        sys.setprofile(None)
 
 
 running = RunningProfilers()

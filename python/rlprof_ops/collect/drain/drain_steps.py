@@ -39,7 +39,8 @@ _LEAST_GROWTH = 64 << 10  # bytes a second, of a report that is being written
 _WAITING = ("nsys-launcher", "nsys-tee", "launch", "sessions")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
-_LEAVES_S = 5.0  # that Python may take to end, once it is leaving
+_LEAVES_S = 5.0  # that Python may take to end, once it is leaving, and longer while it works
+_LEAVES_SHARE = 2 / 3  # of the time, at most
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,14 @@ def end_wrapped(
     2023.4).
 
     Python that ends has given up its handlers long before it is gone, and nsys takes the latest ranges only
-    then: a worker that catches neither SIGTERM nor SIGINT is leaving, and is first let alone.
+    then: a worker that catches neither SIGTERM nor SIGINT is leaving, and is first let alone. On a busy
+    machine that takes it seconds of its own work (Ray's workers have niceness 15).
     """
     started = time.monotonic()
     failed: list[tuple[str, str]] = []
     asked: set[tuple[int, int]] = set()
     ended: list[str] = []
-    alone_until = started + min(_LEAVES_S, deadline_s / 3)
+    leaving = _Leaving(started + min(_LEAVES_S, deadline_s / 3), started + deadline_s * _LEAVES_SHARE)
     deadline = ProfilerDeadline(node_dir, job, started, deadline_s, most_s)
     while True:
         everyone = processes.of_job(job, node_dir)
@@ -229,15 +231,32 @@ def end_wrapped(
                 and processes.descends(process.pid, wrappers)
             )
             new = top and (process.pid, process.started) not in asked
-            if new and (
-                time.monotonic() > alone_until
-                or processes.catches(process.pid, signal.SIGTERM, signal.SIGINT)
-            ):
+            if new and not leaving.lets_alone(process.pid):
                 asked.add((process.pid, process.started))
                 ended.append(f"{process.name} ({process.pid})")
                 processes.terminate(process)
         time.sleep(0.1)
     return _phase("end_wrapped", started, ended, failed, say)
+
+
+class _Leaving:
+    """Who is on its way out: Python that has given up its handlers, until `soft` or, while it works,
+    `hard`.
+    """
+
+    def __init__(self, soft: float, hard: float) -> None:
+        self._soft, self._hard = soft, hard
+        # Of each process: its ticks, and when they were last more than before.
+        self._worked: dict[int, tuple[int, float]] = {}
+
+    def lets_alone(self, pid: int) -> bool:
+        now = time.monotonic()
+        ticks, before = processes.cpu_ticks(pid), self._worked.get(pid, (0, now))
+        if ticks > before[0]:
+            self._worked[pid] = (ticks, now)
+        if processes.catches(pid, signal.SIGTERM, signal.SIGINT):
+            return False
+        return now < self._soft or (now < self._hard and now - self._worked.get(pid, before)[1] < _SETTLE_S)
 
 
 def _writes_at_exit(process: processes.Process) -> bool:
@@ -268,7 +287,7 @@ def wait_profilers(
         now = _sizes(tmp)
         if now != seen or importing:
             seen, still_since = now, time.monotonic()
-        if not now or time.monotonic() - still_since >= _SETTLE_S:
+        if (not now and not importing) or time.monotonic() - still_since >= _SETTLE_S:
             break
         if deadline.is_over():
             waited = limit(time.monotonic() - started)

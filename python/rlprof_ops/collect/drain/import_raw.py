@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlprof_ops.backends import OK, report_names
 from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.collect.drain.claims import claimed
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.sync.copy_bytes import copy_in_kernel
@@ -125,12 +126,20 @@ class _Recovery:
         except ExportFailed as error:
             self._failed.append((path, str(error)))
         except OSError as error:
-            self._failed.append((path, reason_of(error)))
+            if not isinstance(error, FileNotFoundError) or self._tree.stat(path) is not None:
+                self._failed.append((path, reason_of(error)))  # else another harvest has done it meanwhile
 
     def _bring_home(self, path: str, looked_until: float = 0.0) -> None:
         self._put(path, _named_place(path) or _place(path, self._window_of(path, looked_until)))
 
     def _import_one(self, path: str) -> None:
+        with claimed(self._tree, path, self._until, self._hard) as is_mine:
+            if not is_mine:
+                raise ExportFailed("another harvest is importing it")
+            if self._tree.stat(path) is not None:
+                self._import_alone(path)
+
+    def _import_alone(self, path: str) -> None:
         most_s = self._hard - time.monotonic()
         if most_s <= 0:
             raise ExportFailed("the deadline came before its turn")

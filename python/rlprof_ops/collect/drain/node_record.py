@@ -63,12 +63,25 @@ def build_node_record(
         "clock": [],
     }
     record.update(facts)
-    if any(goes_home(entry["path"]) or is_report_like(entry["path"]) for entry in left):
+    if _holds_reports(left):
         record["clean"] = False
     # A raw capture that does not import is in the run folder, where the harvest tries again.
     record["cleared"] = record["clean"]
     record["clean"] = record["clean"] and not failed
     return record
+
+
+def is_only_copy(node_dir: Path) -> bool:
+    """Whether a node folder holds what the run folder never got: a report or a raw capture, or a record in
+    `keep/`.
+    """
+    journal = SentLog(node_dir / "sync" / "state.jsonl", read_only=True)
+    kept = any(path.is_file() for path in (node_dir / "keep").rglob("*"))
+    return kept or _holds_reports(_left(node_dir, journal))
+
+
+def _holds_reports(left: Iterable[Mapping[str, Any]]) -> bool:
+    return any(goes_home(entry["path"]) or is_report_like(entry["path"]) for entry in left)
 
 
 def _left(node_dir: Path, journal: SentLog) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ kernels.
 from __future__ import annotations
 
 import re
+import signal
 import sqlite3
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.host import processes
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.words import limit
 
 _NO_PROGRESS_S = 5.0  # without processor time a tool hangs
@@ -23,6 +25,11 @@ _EVENT_TABLES = re.compile(
     r"(NVTX_EVENTS|CUPTI_ACTIVITY_KIND_\w+|OSRT_API|COMPOSITE_EVENTS|SCHED_EVENTS|GPU_METRICS|NET_NIC_METRIC|"
     r"CUDNN_EVENTS|CUBLAS_EVENTS|MPI_\w+_EVENTS|UCP_\w+EVENTS|PYTHON_\w+|CUDA_GPU_MEMORY_USAGE_EVENTS)"
 )
+# What is said where the scratch folder takes no more; nsys 2023.4 then ends with 0 and an empty export.
+_NO_ROOM = re.compile(
+    r"database or disk is full|No space left|Disk quota exceeded|disk I/O error|Read-only file system"
+)
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 _NVTX_RANGES = (59, 60, 34)  # push/pop, start/end, mark
 
 
@@ -44,33 +51,56 @@ class ExportFailed(Exception):
     """nsys could not read the report; the message is its own, shortened."""
 
 
+class NotLookedInto(ExportFailed):
+    """This machine had no time or no room for the export: of the report that says nothing."""
+
+
 def look(report: Path, *, timeout_s: float = 120.0, scratch: Path | None = None) -> Contents:
-    """Export `report` to SQLite in a scratch folder, read it, remove it. Raises `ExportFailed`."""
+    """Export `report` to SQLite in a scratch folder, read it, remove it.
+
+    Raises:
+        NotLookedInto: the report may be whole.
+        ExportFailed: it is not.
+    """
     nsys = nsys_cli.find()
     if nsys is None:
-        raise ExportFailed("nsys is not installed here")
-    with tempfile.TemporaryDirectory(prefix="rlprof-export-", dir=scratch) as folder:
-        database = Path(folder) / "export.sqlite"
-        # Under a name of ours: a hostile one could be read as an option, and nsys writes beside what it
-        # reads.
-        name = Path(folder) / "report.nsys-rep"
-        name.symlink_to(report.resolve())
-        run_bounded(
-            [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(database), str(name)],
-            timeout_s,
-            folder,
-        )
-        if not database.exists():
-            raise ExportFailed("nsys export wrote nothing")
-        try:
-            return read(database)
-        except sqlite3.Error as error:
-            raise ExportFailed(f"the export cannot be read: {error}") from error
+        raise NotLookedInto("nsys is not installed here")
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="rlprof-export-", dir=scratch, ignore_cleanup_errors=True
+        ) as folder:
+            return _exported(nsys, report, Path(folder), timeout_s)
+    except OSError as error:
+        raise NotLookedInto(f"no export can be made here: {reason_of(error)}") from error
+    except (ExportFailed, sqlite3.Error) as error:
+        if no_room := _NO_ROOM.search(str(error)):
+            raise NotLookedInto(f"no export can be written here: {no_room[0]}") from error
+        if isinstance(error, ExportFailed):
+            raise
+        raise ExportFailed(f"the export cannot be read: {error}") from error
+
+
+def _exported(nsys: str, report: Path, folder: Path, timeout_s: float) -> Contents:
+    """Raises OSError, sqlite3.Error and `ExportFailed`."""
+    database = folder / "export.sqlite"
+    # Under a name of ours: a hostile one could be read as an option, and nsys writes beside what it reads.
+    name = folder / "report.nsys-rep"
+    name.symlink_to(report.resolve())
+    argv = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(database), str(name)]
+    output = run_bounded(argv, timeout_s, str(folder))
+    if not database.exists() or _NO_ROOM.search(output):
+        raise ExportFailed(f"nsys export wrote nothing: {output.strip()[-200:]}")
+    return read(database)
 
 
 def run_bounded(argv: list[str], timeout_s: float, tmpdir: str, most_s: float = 0.0) -> str:
     """Run a tool of nsys in a process group of its own, ended with its agents on timeout: after `timeout_s`,
-    or after `most_s` while it uses processor time. Raises `ExportFailed`.
+    or after `most_s` while it uses processor time.
+
+    Raises:
+        NotLookedInto: that happened, or somebody else killed it.
+        ExportFailed: it ended with another exit code than 0.
+        OSError: it cannot be started.
     """
     began = time.monotonic()
     process = nsys_process.start(argv, tmpdir)
@@ -85,7 +115,7 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str, most_s: float = 
             if left_s <= 0 or ticks == before:
                 nsys_process.end_group(process)
                 waited = limit(time.monotonic() - began)
-                raise ExportFailed(f"{Path(argv[0]).name} did not end within {waited}") from None
+                raise NotLookedInto(f"{Path(argv[0]).name} did not end within {waited}") from None
             wait_s = min(_NO_PROGRESS_S, left_s)
     if process.returncode != 0:
         lines = [
@@ -93,7 +123,8 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str, most_s: float = 
             for line in output.replace("\r", "\n").splitlines()
             if line.strip() and "%" not in line
         ]
-        raise ExportFailed(
+        failure = NotLookedInto if process.returncode in _KILLED else ExportFailed
+        raise failure(
             f"{Path(argv[0]).name} ended with exit code {process.returncode}: {' '.join(lines)[-200:]}"
         )
     return output

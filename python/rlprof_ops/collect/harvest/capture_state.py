@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rlprof_ops import backends
 from rlprof_ops.backends.window_support import MAX_MB
+from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Report
 from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
@@ -26,6 +28,7 @@ def result_of(item: Planned, reports: list[Report], observed: Observed) -> Captu
         capture.phase,
         "missing",
         part=None if item.spec.part is None else str(item.spec.part),
+        asked_by=item.asked_by,
     )
     if not reports:
         host = _host(item, observed)
@@ -59,9 +62,10 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     stop = item.capture.window.stop
     if stop is None or item.capture.rank is None:
         return ""
-    reached = max(
-        (log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0
-    )
+    logs = observed.logs_of(item.capture.worker, item.capture.rank)
+    # Another process of this rank may have gone further.
+    own = [log for log in logs if (log.host, log.pid) == (report.host, report.pid)] or logs
+    reached = max((log.last_step or 0 for log in own), default=0)
     label = (
         f"steps {item.capture.window.start} to {stop - 1}"
         if stop - item.capture.window.start > 1
@@ -71,7 +75,8 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     # that word was closed for it, or by its end.
     all_told = not observed.running and (report.node or report.host) in observed.records
     unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
-    if report.partial or (unsaid and 0 < reached < stop - 1):
+    untold = unsaid and reached == stop - 1 and not _last_step_ended(item, report, own, observed)
+    if report.partial or untold or (unsaid and 0 < reached < stop - 1):
         if (
             report.partial
             and report.warning
@@ -79,11 +84,32 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
         ):
             # A whole nsys window says nothing of itself: its warnings are of the file.
             return f"the window ({label}) was cut short: {report.warning}"
-        seen = f" (last step seen: {reached})" if reached else ""
+        seen = f" (last step seen: {reached}{', but not its end' if untold else ''})" if reached else ""
         return f"the window ({label}) was cut short{seen}" + (
             "" if observed.running else ended_because(observed, ": ")
         )
     return ""
+
+
+def _last_step_ended(item: Planned, report: Report, own: Sequence[ProcessLog], observed: Observed) -> bool:
+    """Whether the window's last step, which the report's process had entered, ended in it too: the process
+    ended in order and its tool wrote then, or the job told the step's end before the report was written and
+    before another process came in its place.
+    """
+    capture, stop = item.capture, item.capture.window.stop
+    key, opened_ns = (capture.backend, capture.window.start, capture.phase), report.opened_ns or 0
+    for log in own:
+        told = [event for event in log.windows if event.key == key]
+        if log.ended and told and told[-1].event == "opened":
+            return True
+        opened_ns = max([opened_ns, *(event.t_ns for event in told if event.event == "opened")])
+    steps = observed.led.steps if observed.led is not None else {}
+    if stop is None or stop - 1 not in steps:
+        return False
+    end_ns = steps[stop - 1][1]
+    logs = observed.logs_of(capture.worker, capture.rank or 0)
+    replaced = any(opened_ns < log.registered_ns < end_ns for log in logs if log not in own)
+    return end_ns <= report.mtime_ns and not replaced
 
 
 def _lacks(item: Planned, report: Report, observed: Observed) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from rlprof_ops.backends import report_names
+from rlprof_ops.backends.window_support import TRAINER
+from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.harvest.run_state import Observed
 from rlprof_ops.collect.job_state import CaptureCounts
+from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match, server_of
 from rlprof_ops.words import closest
@@ -14,11 +19,22 @@ from rlprof_ops.words import closest
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A capture that was asked; `problem` says why it could never be taken (no such worker, no such rank)."""
+    """A capture that was asked; `problem` says why it could never be taken (no such worker, no such rank).
+    `asked_by`: the id of one that was asked while the job ran.
+    """
 
     capture: Capture
     spec: CaptureSpec
     problem: str = ""
+    asked_by: str = ""
+
+    @property
+    def key(self) -> tuple[str | None, str | None, int | None, int | None, str | None]:
+        """What its reports have too."""
+        capture = self.capture
+        return report_names.window_key(
+            capture.backend, capture.worker, capture.rank, capture.window.start, capture.phase
+        )
 
 
 def planned(observed: Observed) -> Iterator[Planned]:
@@ -39,6 +55,47 @@ def planned(observed: Observed) -> Iterator[Planned]:
     for spec in request.captures:
         if spec:
             yield from _impossible(spec, observed)
+
+
+def asked_meanwhile(observed: Observed, triggered: Iterable[dict[str, Any]]) -> Iterator[Planned]:
+    """What was asked while the job ran, on demand or by a `when`: each window that a process has told of, and
+    each capture of a `when` that no process has answered. `triggered`: the rows of `recorder/captures.jsonl`.
+    """
+    answered = set()
+    for log in observed.logs:
+        for event in log.windows:
+            answered.add(event.asked_by)
+            if event.asked_by in ("", TRAINER) or not 0 < event.start < (event.stop or event.start + 1):
+                continue
+            capture = Capture(event.backend, log.worker, log.rank, event.window, event.phase)
+            yield Planned(capture, CaptureSpec(event.backend), asked_by=event.asked_by)
+    for row in () if observed.running else triggered:
+        identity, step = foreign.text(row.get("id")), foreign.whole(row.get("step"))
+        number = report_names.trigger_number(identity) or 0
+        if (
+            identity in answered
+            or step is None
+            or step < 0
+            or not 0 < number <= len(observed.request.captures)
+        ):
+            continue
+        answered.add(identity)
+        spec = observed.request.captures[number - 1]
+        logs = [log for log in observed.logs if spec.matches(log.worker)]
+        reached = max((log.last_step or 0 for log in logs), default=0)
+        if observed.driver.exit_code == 0 and logs and reached <= step + 1:
+            continue  # training was over: no step began after it was asked
+        capture = Capture(spec.backend, ",".join(spec.workers), None, Window(step + 1, step + 2))
+        yield Planned(capture, spec, _not_taken(spec, logs, observed), identity)
+
+
+def _not_taken(spec: CaptureSpec, logs: list[ProcessLog], observed: Observed) -> str:
+    """Why no process has answered a capture of a `when`; empty where nothing tells it."""
+    if not logs:
+        return "; ".join(_nobody(pattern, observed) for pattern in spec.workers)
+    if not any(log.on_demand for log in logs):
+        return f"{logs[0].worker} does not listen: the job was started with RLPROF_ON_DEMAND=0"
+    return ""
 
 
 def _in_its_servers(spec: CaptureSpec, observed: Observed, worker: str, rank: int) -> bool:

@@ -113,6 +113,13 @@ class CaptureResult:
         {"description": "of a window inside a step: what was asked, e.g. generation+60s for 20s"},
     ] = None
     taken_s: Interval = ()
+    asked_by: Annotated[
+        str,
+        {
+            "description": "id of a capture that was asked while the job ran, on demand or by its `when`, and"
+            " left no report; empty: planned"
+        },
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,9 @@ class Manifest:
             " what not"
         },
     ] = ""
+    running: Annotated[
+        bool, {"description": "it was made while the job ran: what came later is not in it"}
+    ] = False
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -186,6 +196,7 @@ class Manifest:
         return {
             "schema": SCHEMA,
             "job": self.job,
+            "running": self.running,
             "complete": self.complete,
             "coverage": self.coverage,
             "world": self.world,
@@ -224,6 +235,14 @@ class Manifest:
             raise RlprofError(
                 f"{path} is not JSON ({foreign.reason_of(error)}); run `rlprof harvest {run_dir}` again"
             ) from error
+
+    @staticmethod
+    def is_final(run_dir: Path) -> bool:
+        """Whether a run folder has a manifest that was not made while its job ran, as `job::_is_final` of
+        scripts/lib/job.sh asks it.
+        """
+        path = run_dir / FILE
+        return path.exists() and foreign.read_object(path).get("running") is not True
 
     def write(self, run: ContainedDir) -> None:
         """Put it into the run folder in one step."""

@@ -26,7 +26,7 @@ def schema() -> dict[str, Any]:
     }
     properties = head | found["properties"]
     # A manifest of an earlier version has none of these.
-    required = [name for name in properties if name not in ("findings", "heard")]
+    required = [name for name in properties if name not in ("findings", "heard", "running")]
     capture = row_schema(CaptureResult) | {"allOf": _OF_STATES}
     return {
         "$schema": DRAFT,

@@ -31,7 +31,7 @@ def render(manifest: Manifest, *, limit: int = 200) -> str:
         lines.append(f"… and {left} more in manifest.json")
     lines += reasons(manifest)
     lines += [f"heard: {printable(manifest.heard)}"] if manifest.heard else []
-    lines += [f"note: {note}" for note in manifest.notes]
+    lines += [f"note: {printable_lines(note)}" for note in manifest.notes]
     lines += [f"found: {printable(finding['text'])}" for finding in manifest.findings]
     lines.append(summary(manifest))
     return "\n".join(lines)
@@ -72,6 +72,11 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
 def printable(text: str) -> str:
     """`text` without control characters and broken UTF-8: names from nodes must not drive a terminal."""
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def steps_text(start: int | None, stop: int | None, phase: str | None) -> str:

@@ -17,7 +17,8 @@ def why_missing(item: Planned, observed: Observed) -> str:
     capture = item.capture
     if item.problem:
         return item.problem
-    assert capture.rank is not None
+    if capture.rank is None:
+        return _not_answered(item, observed)
     if left := _left_on_a_node(item, observed):
         return left
     logs = observed.logs_of(capture.worker, capture.rank)
@@ -35,6 +36,14 @@ def why_missing(item: Planned, observed: Observed) -> str:
             if event.event == wanted:
                 return explain(item, log, event, observed)
     return _never_opened(item, logs, observed)
+
+
+def _not_answered(item: Planned, observed: Observed) -> str:
+    reached = max((log.last_step or 0 for log in observed.logs if item.spec.matches(log.worker)), default=0)
+    return (
+        f"asked after step {item.capture.window.start - 1}, and no worker opened a window"
+        f"{ended_because(observed, '; ')} (last step seen: {reached})"
+    )
 
 
 def _left_on_a_node(item: Planned, observed: Observed) -> str:
@@ -163,7 +172,16 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
     if record.plugin_loaded is False and backends.wraps(item.capture.backend):
         return f"the worker ran without the profiler: node {log.node} did not load the runtime-env plugin"
     text = f"the worker went through step {start} without opening the window{_last_step(log)}"
+    if jumped := _jumped_over(start, observed):
+        return f"{text}; the trainer told step {jumped[0]}, then step {jumped[1]}, and none between"
     return text + ("; it may have resumed after that step" if resumed else "")
+
+
+def _jumped_over(step: int, observed: Observed) -> tuple[int, int] | None:
+    """The steps told around one that was never told, where the trainer counts by more than one."""
+    told = observed.led.steps if observed.led is not None else {}
+    before, after = [each for each in told if each < step], [each for each in told if each > step]
+    return (max(before), min(after)) if before and after and step not in told else None
 
 
 def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, observed: Observed) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.harvest.capture_state import result_of
-from rlprof_ops.collect.harvest.expected import planned
+from rlprof_ops.collect.harvest.expected import asked_meanwhile, planned
 from rlprof_ops.collect.harvest.heard import heard
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
@@ -24,12 +25,16 @@ from rlprof_ops.collect.sync.routes import SESSION
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.recorder.head_recorder import FINDINGS
+from rlprof_ops.recorder.head_recorder import CAPTURES, FINDINGS
 from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
+from rlprof_ops.words import counted
 
 Progress = Callable[[int, int, str], None]
-_MOST_FINDINGS_BYTES = 4 << 20
-_RECOVER_BUDGET_S = 600.0
+_MOST_RECORDER_BYTES = 4 << 20  # of one of its files
+_RECOVER_S = 600.0  # at most, for raw captures
+_RECOVER_SHARE = 0.5  # of the time there is; looks inside get the rest
+_LEAST_LOOK_S = 10.0
+_MARGIN_S, _MARGIN_SHARE = 20.0, 0.25  # of that time, for the manifest itself
 
 
 def harvest(
@@ -38,28 +43,30 @@ def harvest(
     recover: bool = True,
     progress: Progress | None = None,
     content_budget_s: float = 120.0,
+    within_s: float = math.inf,
 ) -> Manifest:
     """List every planned capture and every report of a run folder in `manifest.json`, and return it.
 
     Idempotent; a second run reuses what the first one checked. `progress(done, total, what)` is called per
     report. `content_budget_s` bounds the time spent on looking inside reports with nsys; 0 checks only their
-    frames.
+    frames. The manifest is there after `within_s`, and its notes say what there was no time for.
 
     Raises:
         RlprofError: the folder is not a run folder, or the manifest cannot be written.
     """
     say = progress or (lambda done, total, what: None)
+    deadline = time.monotonic() + within_s - min(_MARGIN_S, within_s * _MARGIN_SHARE)
     try:
         with ContainedDir(run_dir) as run:
             observed = observe(run)
             notes = list(observed.notes)
             if recover and not observed.running:
-                notes += _recover(run, observed)
+                notes += _recover(run, observed, deadline)
             found = find_reports(run, observed)
             observed = _whole_world(observed, found, notes)
             found = identify(found, lambda: planned(observed), observed)
-            reports = _check_all(run, found, content_budget_s, say)
-            manifest = _join(reports, observed, notes, os.fspath(run_dir), _findings(run))
+            reports = _check_all(run, found, content_budget_s, deadline, notes, say)
+            manifest = _join(reports, observed, notes, os.fspath(run_dir), run)
             manifest.write(run)
             link_reports(run, manifest.reports)
     except OSError as error:
@@ -85,7 +92,7 @@ def _whole_world(observed: Observed, found: list[FoundReport], notes: list[str])
     return observed
 
 
-def _recover(run: ContainedDir, observed: Observed) -> list[str]:
+def _recover(run: ContainedDir, observed: Observed, deadline: float) -> list[str]:
     """Import the raw captures that the nodes could not; returns notes."""
     from pathlib import Path
 
@@ -93,7 +100,8 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
 
     notes: list[str] = []
     failures: list[tuple[str, str]] = []
-    until = time.monotonic() + _RECOVER_BUDGET_S
+    now = time.monotonic()
+    until = now + min(_RECOVER_S, (deadline - now) * _RECOVER_SHARE)
     # Without a supervisor nsys writes where reports are kept.
     found = [recover_tree(Path(run.root), "", in_place="profiles", until=until, unclosed=[])]
     for node in sorted({log.node for log in observed.logs} | set(observed.records) | set(observed.nodes)):
@@ -116,32 +124,63 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
     return notes
 
 
-def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
-    """What the job's recorder has found; lines that make no sense are left out."""
+def _recorded(run: ContainedDir, name: str, key: str) -> tuple[dict[str, Any], ...]:
+    """The rows of a file of the job's recorder that have a text under `key`."""
     try:
-        raw = run.read(f"{RECORDER}/{FINDINGS}", _MOST_FINDINGS_BYTES)
+        raw = run.read(f"{RECORDER}/{name}", _MOST_RECORDER_BYTES)
     except OSError:
         return ()
-    return tuple(row for row in foreign.rows(raw) if foreign.text(row.get("text")))
+    return tuple(row for row in foreign.rows(raw) if foreign.text(row.get(key)))
 
 
-def _check_all(run: ContainedDir, found: list[FoundReport], budget_s: float, say: Progress) -> list[Report]:
-    until = time.monotonic() + budget_s
-    checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
+def _check_all(
+    run: ContainedDir,
+    found: list[FoundReport],
+    budget_s: float,
+    deadline: float,
+    notes: list[str],
+    say: Progress,
+) -> list[Report]:
+    """Each report with its verdict: first by the frames of all, then by what is inside, the small ones first.
+    What could not be looked into becomes a note.
+    """
+    checker = Checker(run, hash_until=deadline)
     recovered = {
         run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))
     }
     reports: list[Report] = []
+    to_look_into: list[tuple[Report, ReportCheck]] = []
+    not_seen: Counter[str] = Counter()
     total = len(found)
+
+    def add(report: Report, verdict: ReportCheck) -> None:
+        report = _apply(report, verdict)
+        reports.append(replace(report, recovered=True) if report.path in recovered else report)
+        say(len(reports), total, report.path)
+
     found.reverse()
     try:
         while found:  # taken away one by one, so that thousands of reports are not in memory twice
-            entry = found.pop()
-            report = _apply(entry.report, checker.check(entry))
-            reports.append(replace(report, recovered=True) if report.path in recovered else report)
-            say(len(reports), total, report.path)
+            verdict = checker.check(entry := found.pop())
+            if budget_s > 0 and checker.can_look(entry.report, verdict):
+                to_look_into.append((entry.report, verdict))
+            else:
+                add(entry.report, verdict)
+        until = min(time.monotonic() + budget_s, deadline)
+        for report, verdict in sorted(to_look_into, key=lambda each: each[0].size_bytes):
+            now, why = time.monotonic(), "no time was left"
+            if now < until:
+                seconds = min(max(_LEAST_LOOK_S, until - now), deadline - now)
+                verdict, why = checker.look(report, verdict, seconds)
+            not_seen.update([why] if why else [])
+            add(report, verdict)
     finally:
         checker.close()
+    for why, count in not_seen.most_common(1):
+        notes.append(
+            f"{not_seen.total()} of {counted(total, 'report')} could not be looked into, only their frames"
+            f" are checked ({count}: {why}); `rlprof harvest --inside SECONDS` looks again"
+        )
     reports.sort(key=lambda report: report.path)
     return reports
 
@@ -163,9 +202,11 @@ def _join(
     observed: Observed,
     notes: list[str],
     run_dir: str,
-    findings: tuple[dict[str, Any], ...],
+    run: ContainedDir,
 ) -> Manifest:
-    """Each planned capture with its reports, which are marked with it in their list."""
+    """Each planned capture with its reports, which are marked with it in their list; and each that was asked
+    while the job ran and has left none.
+    """
     by_key: dict[object, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
         for start, phase in _windows_in(report, observed):
@@ -173,18 +214,20 @@ def _join(
             by_key[key].append(index)
     results: list[CaptureResult] = []
     for item in planned(observed):
-        capture = item.capture
-        key = report_names.window_key(
-            capture.backend, capture.worker, capture.rank, capture.window.start, capture.phase
-        )
-        indices = by_key.get(key, [])
+        indices = by_key.setdefault(item.key, [])
         result = result_of(item, [reports[index] for index in indices], observed)
         for index in indices:
             reports[index] = replace(reports[index], capture=result.id)
         results.append(result)
+    for item in asked_meanwhile(observed, _recorded(run, CAPTURES, "id")):
+        if item.key not in by_key:
+            by_key[item.key] = []
+            results.append(result_of(item, [], observed))
+    findings = _recorded(run, FINDINGS, "text")
     return Manifest(
         *(observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings),
         heard(observed),
+        observed.running,
     )
 
 

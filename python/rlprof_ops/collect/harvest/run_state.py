@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import report_names
@@ -15,12 +17,13 @@ from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import Led, ProcessLog
 from rlprof_ops.collect.sync.routes import TORCH_FR_MIB, is_dump
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import foreign
+from rlprof_ops.host import foreign, processes
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job import attempt
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.runtime.process.worker_identity import DRIVERS
-from rlprof_ops.slurm.job_over import ended_as
+from rlprof_ops.slurm.job_over import REQUEUED, ended_as
 from rlprof_ops.words import counted, size
 
 
@@ -184,7 +187,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     )
     if of_head or not observed.running:
         return observed
-    return _without_a_head(observed, foreign.text(data.get("head")))
+    return _without_a_head(observed, foreign.text(data.get("head")), run)
 
 
 def _takeovers(data: dict[str, Any]) -> list[str]:
@@ -223,20 +226,27 @@ def _with_steps(run: ContainedDir, logs: list[ProcessLog]) -> list[ProcessLog]:
     ]
 
 
-def _without_a_head(observed: Observed, head: str) -> Observed:
-    """The head writes the end of a job into run.json. When it could not, Slurm or the other nodes' records
-    tell that it is over.
+def _without_a_head(observed: Observed, head: str, run: ContainedDir) -> Observed:
+    """The head writes the end of a job into run.json. When it could not, Slurm, the other nodes' records, the
+    folder of a later attempt or this machine tell that it is over.
     """
     state = ended_as(observed.job)
+    if state is None and _has_later_attempt(Path(run.root)):
+        state = REQUEUED
+    killed = state is None and killed_here(run, observed.job, head)
     others = set(observed.nodes) - {head}
     alone = head not in observed.records and others and others <= set(observed.records)
-    if state == "" or (state is None and not alone):
+    if state == "" or (state is None and not alone and not killed):
         return observed
     said = (
-        f"Slurm says {state}"
+        "a later attempt of the job has begun"
+        if state == REQUEUED
+        else f"Slurm says {state}"
         if state and state != "unknown"
         else "Slurm does not know the job any more"
         if state
+        else "none of its processes is left there"
+        if killed
         else "the other nodes have ended"
     )
     detail = f"its head node {head} ended without a word; {said}"
@@ -246,6 +256,30 @@ def _without_a_head(observed: Observed, head: str) -> Observed:
         detail=detail,
         notes=(*observed.notes, f"run.json was never finished: {detail}"),
     )
+
+
+def killed_here(run: ContainedDir, job: str, head: str) -> bool:
+    """Whether the processes of a run without Slurm, which began on this machine, were all killed before its
+    end was written down: its head is silent, and none of them is here.
+    """
+    if not job.startswith(attempt.LOCAL) or head != socket.gethostname():
+        return False
+    state = job_state.read(run)
+    if state is None or job_state.is_fresh(state) or os.stat(run.root).st_uid != os.getuid():
+        return False
+    return job not in processes.jobs_here()
+
+
+def _has_later_attempt(folder: Path) -> bool:
+    """Whether a run folder of the same job and user, of a later attempt, is beside."""
+    name = attempt.of_folder(folder)
+    latest = attempt.newest(folder.parent, attempt.job_of(name)) if name else None
+    try:
+        return (
+            latest is not None and latest.name != folder.name and latest.stat().st_uid == folder.stat().st_uid
+        )
+    except OSError:
+        return False
 
 
 def _never_begun(told: event_logs.Notes, logs: list[ProcessLog], wrapped: bool) -> dict[tuple[str, int], str]:

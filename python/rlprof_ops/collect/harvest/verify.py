@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlprof_ops import backends
 from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
+from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, NotLookedInto, look
 from rlprof_ops.collect.harvest.inventory import FoundReport
+from rlprof_ops.collect.harvest.manifest import Report
 from rlprof_ops.collect.sync.copy_bytes import digest_of
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -41,12 +43,12 @@ class ReportCheck:
 class Checker:
     """Checks reports below a run folder; verdicts are cached by path, size and time in `.harvest/`.
 
-    Content checks (an nsys export takes a second or more) stop when `budget_left()` is no longer positive.
+    After `hash_until` (monotonic) no digest is made any more, and such a verdict is not kept.
     """
 
-    def __init__(self, run: ContainedDir, *, budget_left: Callable[[], float], inside: bool = True) -> None:
-        self._run, self._budget_left = run, budget_left
-        self._inside = inside and nsys_cli.find() is not None
+    def __init__(self, run: ContainedDir, *, hash_until: float = math.inf) -> None:
+        self._run, self._hash_until = run, hash_until
+        self._has_nsys = nsys_cli.find() is not None
         self._known: dict[str, tuple[int, int, ReportCheck]] = {}
         self._load()
         try:
@@ -61,35 +63,52 @@ class Checker:
             self._stream.close()
 
     def check(self, found: FoundReport) -> ReportCheck:
-        """The verdict on one report; never raises for a bad file."""
+        """The verdict on one report by its frame, or what an earlier look found; never raises for a bad
+        file.
+        """
         report = found.report
         known = self._known.pop(report.path, None)  # each report is checked once
         if known is not None and known[:2] == (report.size_bytes, report.mtime_ns):
-            verdict = known[2]
-            if verdict.looked_inside or not self._can_look(found):
-                return verdict
-        verdict = self._check(found)
-        self._remember(report.path, report.size_bytes, report.mtime_ns, verdict)
+            return known[2]
+        try:
+            verdict = self._check(found)
+        except OSError as error:  # of this moment, so that it is not kept
+            return ReportCheck("truncated", f"cannot be read: {reason_of(error)}")
+        if time.monotonic() < self._hash_until:
+            self._remember(report, verdict)
         return verdict
 
-    def _can_look(self, found: FoundReport) -> bool:
-        return (
-            self._inside
-            and found.report.backend == "nsight"
-            and found.report.path.endswith(nsys_cli.SUFFIX)
-            and self._budget_left() > 0
-        )
+    def can_look(self, report: Report, verdict: ReportCheck) -> bool:
+        """Whether nsys can say more of a report than its frame did."""
+        is_whole = verdict.state == "ok" and not verdict.looked_inside
+        is_nsys = report.backend == "nsight" and report.path.endswith(nsys_cli.SUFFIX)
+        return is_whole and is_nsys and self._has_nsys
+
+    def look(self, report: Report, verdict: ReportCheck, timeout_s: float) -> tuple[ReportCheck, str]:
+        """The verdict by what is inside, which an nsys export shows (it takes a second or more); where none
+        could be made here, the one by its frame, and why. That is not kept.
+        """
+        try:
+            contents = look(Path(self._run.root) / report.path, timeout_s=timeout_s)
+            verdict = _judge(contents, verdict.sha256)
+        except NotLookedInto as error:
+            return verdict, str(error)
+        except ExportFailed as error:
+            reason = f"nsys cannot read it: {error}"
+            verdict = replace(verdict, state="truncated", reason=reason, looked_inside=True)
+        self._remember(report, verdict)
+        return verdict, ""
 
     def _check(self, found: FoundReport) -> ReportCheck:
+        """Raises OSError."""
         report = found.report
         if found.expected_bytes is not None and found.expected_bytes != report.size_bytes:
             return ReportCheck(
                 "truncated", f"it has {report.size_bytes} bytes, its node sent {found.expected_bytes}"
             )
-        try:
-            digest = report.sha256 or self._digest(report.path)
-        except OSError as error:
-            return ReportCheck("truncated", f"cannot be read: {reason_of(error)}")
+        digest = report.sha256
+        if digest is None and time.monotonic() < self._hash_until:
+            digest = self._digest(report.path)
         if report.backend is None:
             return ReportCheck("ok", warning="its kind is unknown: not checked", sha256=digest)
         # The frame check takes a path; what O_NOFOLLOW opened just now was a regular file below the run
@@ -97,19 +116,13 @@ class Checker:
         try:
             check = backends.get(report.backend).check(Path(self._run.root) / report.path)
         except Exception as error:  # one bad file is that file's fault alone
+            if isinstance(error, OSError) and error.errno:
+                raise
             reason = reason_of(error) or type(error).__name__
             return ReportCheck("truncated", f"cannot be checked: {reason}", sha256=digest)
         if check.state != "ok":
             return ReportCheck(check.state, check.reason, sha256=digest)
-        if not self._can_look(found):
-            return ReportCheck("ok", sha256=digest)
-        try:
-            contents = look(Path(self._run.root) / report.path, timeout_s=max(10.0, self._budget_left()))
-        except ExportFailed as error:
-            return ReportCheck(
-                "truncated", f"nsys cannot read it: {error}", sha256=digest, looked_inside=True
-            )
-        return _judge(contents, digest)
+        return ReportCheck("ok", sha256=digest)
 
     def _digest(self, path: str) -> str:
         fd = self._run.open_read(path)
@@ -130,15 +143,16 @@ class Checker:
             except (ValueError, TypeError, KeyError):
                 continue
 
-    def _remember(self, path: str, size: int, mtime: int, verdict: ReportCheck) -> None:
+    def _remember(self, report: Report, verdict: ReportCheck) -> None:
         if self._stream is not None:
+            row = [report.path, report.size_bytes, report.mtime_ns, asdict(verdict)]
             try:
-                self._stream.write((json.dumps([path, size, mtime, asdict(verdict)]) + "\n").encode())
+                self._stream.write((json.dumps(row) + "\n").encode())
             except OSError:
                 self._stream = None
 
 
-def _judge(contents: Contents, digest: str) -> ReportCheck:
+def _judge(contents: Contents, digest: str | None) -> ReportCheck:
     state, reason, warning = "ok", "", ""
     if contents.events == 0:
         state, reason = "empty", "nothing was recorded in it: no range, no kernel, no call"

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING
 from rlprof_ops.collect.sync.evict import make_room
 from rlprof_ops.collect.sync.live_logs import LiveLogs
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
+from rlprof_ops.env_names import KEEP_FREE_MIB
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
 from rlprof_ops.host.foreign import reason_of
+from rlprof_ops.window.room import kept_bytes
 from rlprof_ops.words import counted, duration, limit, size
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def sync_command(place: NodeContext, settings: Settings) -> list[str]:
         f"--deadline={settings.number('RLPROF_DRAIN_SECONDS') / 2}",
         f"--parallel={settings['RLPROF_SYNC_PARALLEL']}",
         f"--bandwidth-mib={settings['RLPROF_SYNC_BANDWIDTH_MIB']}",
-        f"--keep-free-mib={settings['RLPROF_SYNC_KEEP_FREE_MIB']}",
+        *([f"--keep-free-mib={settings[KEEP_FREE_MIB]}"] if settings[KEEP_FREE_MIB] else []),
     ]
 
 
@@ -99,11 +101,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-free-mib",
         type=int,
-        default=0,
         metavar="MIB",
         help=(
-            "when the node has less free space, remove reports whose copy was read back and matches; 0: never"
-            " (default)"
+            "when the node has less free space, remove reports whose copy was read back and matches; 0:"
+            " never; default: 1024, of a file system of less than 10 GiB a tenth"
         ),
     )
     return parser.parse_args(argv)
@@ -176,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sync: {error}", file=sys.stderr)
         return EXIT_USAGE
     if not arguments.last:
-        _run(syncer, control, arguments.node, interval_s, arguments.keep_free_mib << 20)
+        _run(syncer, control, arguments.node, interval_s, arguments.keep_free_mib)
     control.in_last_pass = True
     report = last_pass(syncer, read_deadline(syncer.node_dir) or arguments.deadline)
     record_pass(syncer.node_dir, report)
@@ -184,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if report.complete else EXIT_FAILED
 
 
-def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_free_bytes: int) -> None:
+def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_free_mib: int | None) -> None:
     """Passes until the end is asked for; a storage in trouble is asked less and less often."""
     wait_s: float = jitter_s(node, interval_s)
     trouble = ""
@@ -195,10 +196,9 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
             return
         report = syncer.pass_()
         record_pass(syncer.node_dir, report)
-        if keep_free_bytes:
-            for path in make_room(
-                syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop
-            ):
+        with contextlib.suppress(OSError):  # of a node folder that is gone
+            kept = kept_bytes(syncer.node_dir, keep_free_mib)
+            for path in make_room(syncer.node_dir, syncer.run_dir, syncer.journal, kept, control.should_stop):
                 LOG.info(f"node is short of space: removed {path!r}, its copy was read back and matches")
         if report.target_error:
             wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)

@@ -13,6 +13,7 @@ from rlprof_ops.collect.sync.copy_bytes import Stopped, digest_of
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.folders import pinned_run
+from rlprof_ops.window import room
 
 
 def make_room(
@@ -21,7 +22,7 @@ def make_room(
     journal: SentLog,
     keep_free_bytes: int,
     stop: Callable[[], bool] = lambda: False,
-    free_bytes: Callable[[Path], int] | None = None,
+    free_bytes: Callable[[Path], int] = room.free_bytes,
 ) -> Iterator[str]:
     """Remove finished reports, oldest first, until `keep_free_bytes` are free on the node; yields what was
     removed.
@@ -29,8 +30,7 @@ def make_room(
     Only files below `profiles/` that have not changed since they were sent and whose copy has the same size
     and digest.
     """
-    free = free_bytes or _free_bytes
-    if free(node_dir) >= keep_free_bytes:
+    if free_bytes(node_dir) >= keep_free_bytes:
         return
     oldest_first = sorted(
         (sent.mtime_ns, path)
@@ -40,7 +40,7 @@ def make_room(
     try:
         with ContainedDir(node_dir) as node, pinned_run(run_dir, node_dir).open() as run:
             for _, path in oldest_first:
-                if stop() or free(node_dir) >= keep_free_bytes:
+                if stop() or free_bytes(node_dir) >= keep_free_bytes:
                     return
                 sent = journal.sent[path]
                 if _is_safe(node, run, path, sent, stop):
@@ -64,8 +64,3 @@ def _is_safe(node: ContainedDir, run: ContainedDir, path: str, sent: Sent, stop:
     finally:
         os.close(fd)
     return (copy.size_bytes, copy.sha256) == (sent.size_bytes, sent.sha256)
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize

@@ -6,7 +6,6 @@ import enum
 import os
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
@@ -19,14 +18,6 @@ from rlprof_ops.runtime.request_log import FOLDER as REQUESTS
 _WRITTEN_IN_PLACE = (".nsys-rep", ".qdrep", ".sqlite", ".proto", ".pickle", ".json.gz", ".rpd", ".db")
 # Raw captures: worth carrying only at the very end, when the node could not turn them into reports itself.
 RAW_CAPTURE = ".qdstrm"
-# What only a profiler writes: such a file counts wherever it lies.
-REPORT_SUFFIXES = (
-    ".nsys-rep",
-    RAW_CAPTURE,
-    ".pt.trace.json.gz",
-    ".pt.trace.json",
-    ".host-memory.json.gz",
-)
 SESSION = re.compile(r"session_\d")
 TORCH_FR_MIB = 200  # of a job, for the dumps of torch's flight recorder
 
@@ -95,14 +86,14 @@ def are_columns(path: str) -> bool:
 
 
 def is_report_like(path: str) -> bool:
-    """Whether a file of a node folder can be a report or a raw capture, wherever it lies.
+    """Whether a file of a node folder can be a report or a raw capture.
 
     Not what Ray has unpacked of the user's own files, and nothing below a name that begins with a dot, which
     is on its way to its true name.
     """
     parts = path.split("/")
     unpacked = parts[0] == "ray" and "runtime_resources" in parts[1:3]
-    return path.endswith(REPORT_SUFFIXES) and not unpacked and not any(part[0] == "." for part in parts)
+    return backends.is_report(path) and not unpacked and not any(part[0] == "." for part in parts)
 
 
 def routes_of(node: str, sessions: tuple[str, ...], nodes: int = 1) -> tuple[Route, ...]:
@@ -133,7 +124,7 @@ def routes_of(node: str, sessions: tuple[str, ...], nodes: int = 1) -> tuple[Rou
 def kind_of(route: Route, relative: str) -> Kind | None:
     """How to copy the file `relative` (below `route.source`); None when it stays on the node."""
     name = relative.rsplit("/", 1)[-1]
-    if _holds_the_environment(route, relative):
+    if backends.is_secret(f"{route.source}/{relative}"):
         return None
     if route.source == "inplace":
         return Kind.STABLE if name.endswith(_WRITTEN_IN_PLACE) and not name.startswith(".") else None
@@ -157,12 +148,3 @@ def kind_of(route: Route, relative: str) -> Kind | None:
         if name.endswith(_WRITTEN_IN_PLACE):
             return Kind.STABLE
     return route.kind
-
-
-def _holds_the_environment(route: Route, relative: str) -> bool:
-    """Some tools write the process's whole environment, secrets included, beside their reports."""
-    *folders, name = f"{route.source}/{relative}".split("/")
-    return any(
-        each.name in folders and any(fnmatchcase(name, pattern) for pattern in each.secret_files)
-        for each in backends.every()
-    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rlprof_ops import backends
 from rlprof_ops.collect.sync.append_logs import Tails
@@ -26,9 +26,11 @@ from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.redact import binary_files, own_secrets
+from rlprof_ops.redact import binary_files, kept_secrets, own_secrets
+from rlprof_ops.window.report_file import exchange
 
-_SECRETS_KEPT_S = 30.0  # between two looks at the environments of this node's processes
+_SECRETS_KEPT_S = 30.0  # between two looks at the environments of all of this node's processes
+_NEW_S = 0.9  # between two looks at those of new ones: live logs go home every second
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
 
 
@@ -50,8 +52,11 @@ class Sender:
         log: Callable[[str], None],
     ) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
-        self._secrets = own_secrets()
-        self._look_again = 0.0
+        self._kept = kept_secrets.read(journal.path.parent)
+        self._secrets = own_secrets() | self._kept
+        self._look_again = self._look_at_new = 0.0
+        self._seen: frozenset[str] = frozenset()
+        self._before: frozenset[str] = frozenset()
         self._tails = Tails(self.new_temporary, discard, self.secrets, limiter, stop)
         self._small: dict[str, bytes] = {}
         self._numbers = itertools.count()
@@ -115,56 +120,32 @@ class Sender:
         """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError,
         `SourceError`.
         """
-        fd = self._open(source, item.source)
         try:
-            if not backends.masks(item.source) or not self._masked(fd, source, item):
-                return fd
-        except OSError as error:
-            os.close(fd)
-            raise SourceError(f"its secrets cannot be taken out: {foreign.reason_of(error)}") from error
-        except BaseException:
-            os.close(fd)
+            if backends.masks(item.source):
+                self._mask(source, item)
+        except FileNotFoundError:
             raise
-        os.close(fd)
+        except OSError as error:
+            why = foreign.reason_of(error)
+            raise SourceError(f"its secrets cannot be taken out, it stays on the node: {why}") from error
         return self._open(source, item.source)
 
-    def _masked(self, fd: int, source: ContainedDir, item: Item) -> bool:
-        """Exchange the node's own file, which is finished, for a copy without secrets that still opens; False
-        when there is nothing to take out.
+    def _mask(self, source: ContainedDir, item: Item) -> None:
+        """Exchange the node's own file, which is finished, for a copy without secrets that still opens."""
+        sent, found = self._journal.sent.get(item.source), source.stat(item.source)
+        if sent is not None and found is not None and sent.same_source(found):
+            return
+        exchange(source, item.source, binary_files.maskable(self.secrets()), self._go_on)
+        now = source.stat(item.source)
+        if sent is not None and found is not None and now is not None and sent.inode == found.st_ino:
+            # Written on in its place, it is the same report; its copy without secrets is another file.
+            self._journal.add(item.source, dataclasses.replace(sent, inode=now.st_ino))
 
-        The file is the only one there is until then, so it is never written to.
-        """
-        before = os.fstat(fd)
-        sent = self._journal.sent.get(item.source)
-        if sent is not None and sent.same_source(before):
-            return False
-        found = binary_files.places(fd, binary_files.maskable(self.secrets()), self._stop)
-        if not found:
-            return False
-        folder, _, name = item.source.rpartition("/")
-        copy_name = f"{folder}/.masked-{next(self._numbers)}-{name}"
-        out = source.open_write(copy_name)
-        try:
-            try:
-                copy_in_kernel(fd, out, stop=self._stop)
-                binary_files.mask(out, found)
-                os.fsync(out)
-                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
-            finally:
-                os.close(out)
-            backend = backends.of_report(name)
-            paths = Path(source.root, item.source), Path(source.root, copy_name)
-            if backend is not None and (why := backend.why_unreadable(*paths)):
-                raise SourceError(
-                    f"with its secrets taken out {backend.title} could not read it any more ({why});"
-                    " it stays on the node"
-                )
-            os.lseek(fd, 0, os.SEEK_SET)
-            source.rename(copy_name, item.source)
-        except BaseException:
-            source.unlink(copy_name)
-            raise
-        return True
+    def _go_on(self) -> bool:
+        """False; raises `Stopped` when this sync is to end."""
+        if self._stop():
+            raise Stopped
+        return False
 
     def _open(self, source: ContainedDir, path: str) -> int:
         try:
@@ -176,9 +157,17 @@ class Sender:
 
     def secrets(self) -> frozenset[str]:
         """Values that must not leave this node."""
-        if time.monotonic() >= self._look_again:
-            self._look_again = time.monotonic() + _SECRETS_KEPT_S
-            self._secrets |= binary_files.secrets_of_processes()
+        now = time.monotonic()
+        if now >= min(self._look_again, self._look_at_new):
+            self._look_at_new, pids = now + _NEW_S, binary_files.running()
+            seen = self._seen
+            if now >= self._look_again:
+                self._look_again, seen = now + _SECRETS_KEPT_S, frozenset()
+            self._secrets |= binary_files.secrets_of_processes(pids - seen)
+            if self._secrets != self._kept and kept_secrets.write(self._journal.path.parent, self._secrets):
+                self._kept = self._secrets
+            # A new one is looked at twice: before it becomes its program it has its parent's environment.
+            self._seen, self._before = pids & self._before, pids
         return self._secrets
 
     def _send_small(self, source: ContainedDir, target: ContainedDir, item: Item) -> int | None:

@@ -43,7 +43,7 @@ def export(
     heard, heard_at = 0, clock()
     while True:
         over = ended(run)  # asked first, so that what came last is not missed
-        found = steps.new() if sinks else []
+        found = steps.new(last=every_s is None or over) if sinks else []
         for sink in sinks:
             sink.add(found)
         exported += len(found)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.recorder import rows
-from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
+from rlprof_ops.recorder.record_file import FOLDER, ReadSoFar, RecordBlock, read_folder
 
 _NANO = 1_000_000_000
+_GROWTH = 1.25
 
 
 @dataclass(frozen=True)
@@ -44,39 +46,40 @@ class RecordedStep:
 
 
 class NewSteps:
-    """Reads what is new since the last call. Only nodes on which a process leads are read a second time."""
+    """Reads what is new since the last call. A node on which no process leads so far is looked at again when
+    its record has grown by a quarter, since most never have one.
+    """
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._told: dict[tuple[str, int, int], int] = {}
         self._sizes: dict[Path, int] = {}
-        self._follower: set[Path] = set()
+        self._read: dict[Path, ReadSoFar] = {}
+        self._leading: set[Path] = set()
 
-    def new(self) -> list[RecordedStep]:
-        """In the order in which they began."""
+    def new(self, last: bool = False) -> list[RecordedStep]:
+        """In the order in which they began. `last`: nobody asks again, and whatever has grown is read."""
         found = []
         for folder in sorted(self._run.glob(f"nodes/*/{FOLDER}")):
             size = sum(path.lstat().st_size for path in folder.glob("*.bin"))
-            if folder.is_symlink() or folder in self._follower or self._sizes.get(folder) == size:
+            if folder.is_symlink() or not self._may_tell_more(folder, size, last):
                 continue
             self._sizes[folder] = size
-            leads = False
-            for block in read_folder(folder):
+            for block in read_folder(folder, self._read.setdefault(folder, ReadSoFar())):
                 for step in steps_of(block):
-                    leads = True
+                    self._leading.add(folder)
                     key = step.worker, step.rank, step.pid
                     if step.step > self._told.get(key, 0):
                         self._told[key] = step.step
                         found.append(step)
-            if not leads and any(_all_steps(folder)):
-                self._follower.add(folder)
         return sorted(found, key=lambda step: step.begin_ns)
 
-
-def _all_steps(folder: Path) -> Iterator[bool]:
-    for block in read_folder(folder):
-        if block.sections.get(rows.STEP):
-            yield True
+    def _may_tell_more(self, folder: Path, size: int, last: bool) -> bool:
+        """Whether a record of `size` bytes is worth reading; one that is smaller than before is another."""
+        read = self._sizes.get(folder, 0)
+        if last or folder in self._leading:
+            return size != read
+        return size < read or size > read * _GROWTH
 
 
 def steps_of(block: RecordBlock, everyone: bool = False) -> Iterator[RecordedStep]:
@@ -106,6 +109,8 @@ def steps_of(block: RecordBlock, everyone: bool = False) -> Iterator[RecordedSte
 
 
 def _rows(block: RecordBlock, kind: int) -> Iterator[tuple[float, ...]]:
+    """The rows of one kind, without those that hold a NaN or an infinity."""
     layout = rows.LAYOUT[kind][0]
     data = block.sections.get(kind, b"")
-    return layout.iter_unpack(data[: len(data) // layout.size * layout.size])
+    found = layout.iter_unpack(data[: len(data) // layout.size * layout.size])
+    return (row for row in found if all(map(math.isfinite, row)))

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.operate.export.held_spans import HeldSpans
 from rlprof_ops.operate.export.led_steps import RecordedStep
 from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 from rlprof_ops.version import __version__
 
-_FLUSH_MS = 30_000
 _TOLD = ("text", "step", "worker", "node", "phase")
 _LENGTHS = ("still_s", "seconds")
-_AT_ONCE = 512  # spans; the SDK drops what comes faster than it sends
 
 
 class OtlpSpans:
@@ -40,7 +39,7 @@ class OtlpSpans:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         except ImportError as error:
             raise UsageError(
                 f"--otlp needs the OpenTelemetry SDK ({error}): pip install 'rlprof-ops[export]'"
@@ -50,11 +49,11 @@ class OtlpSpans:
             exporter = OTLPSpanExporter(endpoint=address)
         resource = Resource.create({"service.name": "rlprof", "rlprof.job": job})
         self._provider: Any = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._spans = HeldSpans(exporter)  # the SDK's own queue drops what could not be sent
+        self._provider.add_span_processor(SimpleSpanProcessor(cast("Any", self._spans)))
         self._tracer: Any = self._provider.get_tracer("rlprof-ops", __version__)
         self._beneath: Any = trace.set_span_in_context
         self._steps: dict[int | None, Any] = {None: None}  # a span's context by its step
-        self._ended = 0
         self._error: Any = trace.Status(trace.StatusCode.ERROR)
         self._run, self._told = run, 0
 
@@ -68,9 +67,9 @@ class OtlpSpans:
                 self._span(
                     phase.name, beneath, told, phase.begin_ns, phase.begin_ns + round(phase.seconds * 1e9)
                 )
-            self._end(root, step.end_ns)
+            root.end(step.end_ns)
         self._add_findings()
-        self._provider.force_flush(_FLUSH_MS)
+        self._spans.send()
 
     def _add_findings(self) -> None:
         """Those of the recorder that have come since: a step that hangs has no span of its own. Each lasts as
@@ -91,7 +90,7 @@ class OtlpSpans:
             span.add_event("rlprof.finding", {"rlprof.text": str(row["text"])}, t_ns)
             if row["kind"] == HANG:
                 span.set_status(self._error)
-            self._end(span, t_ns)
+            span.end(t_ns)
         self._told = len(rows)
 
     def add_requests(self, run: Path) -> None:
@@ -101,7 +100,6 @@ class OtlpSpans:
         for replica, step, row in requests_of(run):
             told = {
                 "gen_ai.operation.name": "text_completion",
-                "gen_ai.provider.name": "vllm",
                 "gen_ai.response.id": row.id,
                 "gen_ai.response.finish_reasons": [row.reason],
                 "gen_ai.usage.input_tokens": row.prompt_tokens,
@@ -109,21 +107,22 @@ class OtlpSpans:
                 "rlprof.worker": replica.worker,
                 "rlprof.rank": replica.rank,
             }
+            if replica.engine:
+                told["gen_ai.provider.name"] = replica.engine
             if row.first_token_ns is not None:
                 told["gen_ai.response.time_to_first_chunk"] = (row.first_token_ns - row.arrival_ns) / 1e9
             if step is not None:
                 told["rlprof.step"] = step
             self._span("text_completion", self._steps.get(step), told, row.arrival_ns, row.finished_ns)
-        self._provider.force_flush(_FLUSH_MS)
+        self._spans.send()
 
     def _span(self, name: str, beneath: Any, told: dict[str, Any], begin_ns: int, end_ns: int) -> None:
-        self._end(self._tracer.start_span(name, beneath, attributes=told, start_time=begin_ns), end_ns)
+        self._tracer.start_span(name, beneath, attributes=told, start_time=begin_ns).end(end_ns)
 
-    def _end(self, span: Any, end_ns: int) -> None:
-        span.end(end_ns)
-        self._ended += 1
-        if self._ended % _AT_ONCE == 0:
-            self._provider.force_flush(_FLUSH_MS)
+    @property
+    def lost(self) -> int:
+        """Spans that the collector did not take; how many there are is known after `close`."""
+        return self._spans.lost
 
     def close(self) -> None:
         self._provider.shutdown()

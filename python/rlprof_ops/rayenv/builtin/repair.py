@@ -139,6 +139,7 @@ async def _prepare(
             "the request takes it itself" if selection.wanted else "the request does not select it",
         )
         return None
+    _give_variables(identity, selection.spec, context, logger)
     supervised = os.path.exists(os.path.join(os.environ.get(env_names.NODE_DIR, ""), SOCKET))
     try:
         wrap = await ours.prepare(
@@ -149,6 +150,16 @@ async def _prepare(
     except CannotWrap as error:
         give_up(identity, selection.spec, context, str(error), logger)
     return None
+
+
+def _give_variables(
+    identity: Identity, spec: CaptureSpec | None, context: Any, logger: logging.Logger
+) -> None:
+    """The `env` of the capture that selects this worker, unless workers that it does not select share it."""
+    if spec is None or identity.base is None or spec.ranks is None:
+        context.env_vars.update(spec.env if spec else {})
+    elif spec.env:
+        logger.warning("rlprof: %s: env is left out, all of an engine's inner workers share one", identity)
 
 
 def _request(logger: logging.Logger) -> ProfileRequest | None:

@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.exit(127)
     try:
         request = request_from_env(os.environ)
+        request = request and request.in_folder(os.getcwd())  # the program may go to another one
     except Exception as error:
         log(f"nothing is profiled: {error}")
         request = None

@@ -35,14 +35,28 @@ TRAINER = "trainer"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SI_KERNEL = 0x80  # asm-generic/siginfo.h
 _LOOK_S = 1.0
-_HANDED_ON = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+# Every signal that somebody may send: not what a fault, a pipe or a file makes of its own process, and what
+# stops and continues it.
+_HANDED_ON = signal.valid_signals() - {
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGCONT,
+    signal.SIGCHLD,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+}
+_HEARD = _HANDED_ON | {signal.SIGCHLD}
+# A terminal sends these to every process in it. An alarm, or a limit of processor time, is sent to one.
+_OF_A_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH})
 
 
 def wrapped_command(
@@ -126,11 +140,13 @@ def start(made: Command, argv: Sequence[str], request: ProfileRequest | None) ->
     leads = bool(made.env.get(env_names.JOB)) and not os.environ.get(env_names.JOB)
     if leads:  # what this process notes goes there too
         os.environ.update({name: made.env[name] for name in (env_names.JOB, env_names.RUN_DIR)})
+    record = None
+    if leads and request:
+        folder, job = Path(made.env[env_names.RUN_DIR]), made.env[env_names.JOB]
+        record = wrapped_run.WrappedRun(folder, job, _say, request.output_dir or "")
+        record = record if record.begin(argv, request) else None
     _note(made.env)
-    if not leads or not request:
-        run(made)
-    record = wrapped_run.WrappedRun(Path(made.env[env_names.RUN_DIR]), made.env[env_names.JOB], _say)
-    if not record.begin(argv, request):
+    if record is None:
         run(made)
     try:
         code = _supervise(made)
@@ -174,7 +190,7 @@ def run(made: Command) -> NoReturn:
 
 def _supervise(made: Command) -> int:
     """Run it as a child that gets our signals and dies with us; its return code."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_HANDED_ON, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     ours, libc = os.getpid(), ctypes.CDLL(None)
 
     def begin() -> None:
@@ -187,7 +203,7 @@ def _supervise(made: Command) -> int:
     try:
         child = subprocess.Popen(made.argv, env=dict(made.env), preexec_fn=begin)
         while (code := child.poll()) is None:
-            told = signal.sigtimedwait({*_HANDED_ON, signal.SIGCHLD}, _LOOK_S)
+            told = signal.sigtimedwait(_HEARD, _LOOK_S)
             if told is not None and told.si_signo != signal.SIGCHLD and not _told_by_all(told):
                 child.send_signal(told.si_signo)
     finally:
@@ -198,7 +214,7 @@ def _supervise(made: Command) -> int:
 def _told_by_all(told: signal.struct_siginfo) -> bool:
     """Whether the program has had this signal too: a terminal's, or Slurm's, which go to every process."""
     if told.si_code == _SI_KERNEL:
-        return True
+        return told.si_signo in _OF_A_TERMINAL
     try:
         return Path(f"/proc/{told.si_pid}/comm").read_text(encoding="utf-8").strip() == "slurmstepd"
     except (OSError, ValueError):

@@ -14,17 +14,23 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
+from rlprof_ops.backends import report_names
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic, foreign, processes
+from rlprof_ops.host.contained_dir import FILE_MODE, FOLDER_MODE, ContainedDir
 from rlprof_ops.job import attempt, run_json
 from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.rayenv.wrap.masking_progress import Progress, raised
+from rlprof_ops.redact import binary_files, own_secrets
 from rlprof_ops.runtime.process.worker_identity import DEFAULT_FOLDER
+from rlprof_ops.window.output_dir import Folders, OutputDir
+from rlprof_ops.window.report_file import exchange
 
 if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
@@ -37,8 +43,10 @@ _OF_A_LAUNCHER = (
     "PMIX_RANK",
     "PMI_RANK",
 )
+_OWN = 0o600
 _LOCK_S = 30.0  # for the others of the run
 _INSIDE_S = 20.0  # for looking inside reports, while a launcher waits for us
+_OPEN_S = 60.0  # for tools to open reports without their secrets; later ones only we look at
 
 
 def environment(request: ProfileRequest | None, env: Mapping[str, str]) -> dict[str, str]:
@@ -68,6 +76,7 @@ class WrappedRun:
     folder: Path
     job: str
     say: Callable[[str], None]
+    output_dir: Folders = ""
 
     @property
     def _key(self) -> str:
@@ -76,7 +85,8 @@ class WrappedRun:
     def begin(self, argv: Sequence[str], request: ProfileRequest) -> bool:
         """Note in run.json that CMD begins; False where that cannot be written."""
         try:
-            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            for folder in (self.folder, self.folder / "profiles", self.folder / "nodes"):
+                folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             with self._record() as record:
                 if record.get("job") != self.job:
                     notes = [*request.notes, *self._of_another(record), *_without_a_log(request)]
@@ -97,7 +107,13 @@ class WrappedRun:
         return [f"{self.folder} holds reports of an earlier run too: {before}"] if before else []
 
     def end(self, code: int) -> None:
-        """Note CMD's exit code, list every window in the manifest, and say what is missing."""
+        """Take secrets out of the reports, note CMD's exit code, list every window in the manifest, and say
+        what is missing. Reports that came after their windows go to the output_dir.
+        """
+        try:
+            self._mask()
+        except (OSError, RlprofError) as error:
+            self._not_masked(self.folder, error)
         try:
             with self._record() as record:
                 known = _processes(record)
@@ -113,6 +129,73 @@ class WrappedRun:
                 self._manifest()
         except (OSError, RlprofError) as error:
             self.say(f"this run has no manifest: {self.folder}: {foreign.reason_of(error)}")
+        copies = OutputDir(self.output_dir, self.say)
+        copies.copy_rest(self.folder)
+        copies.finish()
+
+    def _mask(self) -> None:
+        """Take the secrets of processes out of finished reports: a job's are taken out when they leave the
+        node. What still holds any is for its owner alone, and that is said.
+        """
+        values = binary_files.maskable(binary_files.secrets_of_processes() | own_secrets())
+        until = time.monotonic() + _OPEN_S
+        with ContainedDir(os.path.realpath(self.folder)) as tree:
+            left = self._take_reports(tree)
+            try:
+                with raised(), Progress({path: _size(tree, path) for path in left}, self.say) as progress:
+                    while left:
+                        self._mask_report(tree, left[0], values, time.monotonic() > until)
+                        progress.done(left.pop(0))
+            except KeyboardInterrupt as told:
+                for path in filter(backends.masks, left):
+                    self._not_masked(Path(tree.root, path), told)
+
+    def _take_reports(self, tree: ContainedDir) -> list[str]:
+        """Finished reports of this host that no other process of the run has taken: this one's now, and until
+        they are masked for their owner alone.
+        """
+        paths = [path for path, _ in tree.files() if backends.masks(path) or backends.is_secret(path)]
+        being_written = processes.writers(frozenset(os.path.join(tree.root, path) for path in paths))
+        with self._record() as record:
+            known = {key: foreign.an_object(each) for key, each in _processes(record).items()}
+            hosts = {key.rpartition(":")[0] for key in known} - {socket.gethostname()}
+            others = set(map(report_names.safe, hosts))
+            taken = {
+                path
+                for key, each in known.items()
+                if _is_alive(key, each) or each.get("exit_code") is not None  # not killed before it was done
+                for path in foreign.a_list(each.get("reports"))
+            }
+            ours = [
+                path
+                for path in paths
+                if path not in taken
+                and os.path.join(tree.root, path) not in being_written
+                and (
+                    (parsed := report_names.parse(path.rpartition("/")[2])) is None
+                    or parsed.host not in others
+                )
+            ]
+            _processes(record)[self._key] = {**known.get(self._key, {}), "reports": ours}
+        for path in ours:
+            with contextlib.suppress(OSError):
+                Path(tree.root, path).chmod(_OWN)
+        return ours
+
+    def _mask_report(self, tree: ContainedDir, path: str, values: Collection[bytes], quick: bool) -> None:
+        place = Path(tree.root, path)
+        try:
+            if backends.masks(path):
+                exchange(tree, path, values, quick=quick)
+        except OSError as error:
+            self._not_masked(place, error)
+            return
+        with contextlib.suppress(OSError):
+            place.chmod(_OWN if backends.is_secret(path) else FILE_MODE)
+
+    def _not_masked(self, place: Path, error: BaseException) -> None:
+        why = foreign.reason_of(error)
+        self.say(f"{place} may hold secrets of the environment, pass it on to nobody: {why}")
 
     def _manifest(self) -> None:
         from rlprof_ops.collect.harvest.manifest import FILE
@@ -153,6 +236,11 @@ def _processes(record: dict[str, Any]) -> dict[str, Any]:
     """The processes of a run, by host and pid."""
     record["processes"] = foreign.an_object(record.get("processes"))
     return foreign.an_object(record["processes"])
+
+
+def _size(tree: ContainedDir, path: str) -> int:
+    found = tree.stat(path)
+    return 0 if found is None else found.st_size
 
 
 def _is_alive(key: str, told: Mapping[str, Any]) -> bool:

@@ -17,8 +17,8 @@ from statistics import median
 from rlprof_ops.recorder.detect.anomaly import SLOW_RANK, Anomaly
 from rlprof_ops.recorder.detect.history import deviation
 from rlprof_ops.recorder.detect.meetings import JointCall, blocks, meetings
+from rlprof_ops.recorder.detect.phase_words import SEASONAL
 from rlprof_ops.recorder.detect.ranks import LEAST_FACTOR, LEAST_SHARE, STEP, least_factor
-from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 from rlprof_ops.runtime.on_demand.arrivals import EVERY_S, Arrivals, MetGroup
 from rlprof_ops.words import duration
@@ -32,6 +32,7 @@ _BROAD = 0.6  # of the work of a step, in which the rank is slow
 _PARTS_A_LOOK, _WINDOW = 8, 32  # more steps of a look are taken together
 _MOST_WAITING = 32_000  # calls whose step has not been told
 _MOST_STEPS, _KEPT_NS = 512, int(2.5 * EVERY_S * 1e9)  # of a process, and since when
+_Place = tuple[int, int]  # of a step: see ToldStep
 Exempt = Callable[[int, int], bool]
 Who = Callable[[str, int], tuple[str, int] | None]
 
@@ -105,8 +106,8 @@ class _World:
     waiting: deque[JointCall] = field(default_factory=deque)
     spans: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=64))
     by_step: bool = False
-    step: int = 0
-    parts: dict[str, dict[tuple[int, int], dict[int, _Part]]] = field(default_factory=dict)
+    step: _Place = (0, 0)
+    parts: dict[str, dict[tuple[int, _Place], dict[int, _Part]]] = field(default_factory=dict)
     named: set[int] = field(default_factory=set)
 
 
@@ -173,8 +174,8 @@ class LateRanks:
         """Make parts of the collectives whose step has ended."""
         if not world.by_step and any(self._steps_of(world, rank) for rank in world.places):
             # The first step may last for many looks: they are no steps to count on from.
-            world.by_step, world.step, world.parts = True, 0, {}
-        placed: dict[int, list[tuple[_Range, _Range, JointCall]]] = {}
+            world.by_step, world.step, world.parts = True, (0, 0), {}
+        placed: dict[_Place, list[tuple[_Range, _Range, JointCall]]] = {}
         left: list[JointCall] = []
         for meeting in world.waiting:
             rank = min(meeting.own)
@@ -184,9 +185,9 @@ class LateRanks:
                 left.append(meeting)
                 continue
             step = _step_at(steps, t_ns) if world.by_step else self._unnamed(world)
-            if step is not None and step.step > world.step:
+            if step is not None and step.place > world.step:
                 whole = _Range(STEP, step.begin_ns, step.end_ns, step.seconds)
-                placed.setdefault(step.step, []).append((_phase_at(step, t_ns) or whole, whole, meeting))
+                placed.setdefault(step.place, []).append((_phase_at(step, t_ns) or whole, whole, meeting))
         world.waiting = deque(left)
         if not placed:
             return
@@ -296,7 +297,7 @@ class LateRanks:
             evidence |= {"since_step": slow.since, "seconds": slow.own_s, "peers_s": slow.own_s - slow.lost_s}
         text = f"{said} is slow{since}: it {does}, and {costs}"
         key = f"{SLOW_RANK}:{worker or f'{node} {pid}'}:{number}"
-        step = world.step if world.by_step else 0
+        step = world.step[1] if world.by_step else 0
         return Anomaly(SLOW_RANK, text, key, t_ns, step, worker, (number,), node, slow.name, evidence)
 
 
@@ -342,7 +343,7 @@ def _slow(world: _World, name: str, rank: int, at_end: bool) -> _Slow | None:
         return None
     return _Slow(
         name,
-        _since([*parts], late)[1],
+        _since([*parts], late)[1][1],
         median(part.own_s * part.times for part in counted),
         median(part.lost_s(at_end) for part in counted),
         median(part.a_step_s for part in counted),
@@ -350,7 +351,7 @@ def _slow(world: _World, name: str, rank: int, at_end: bool) -> _Slow | None:
     )
 
 
-def _since(keys: Sequence[tuple[int, int]], late: set[tuple[int, int]]) -> tuple[int, int]:
+def _since(keys: Sequence[tuple[int, _Place]], late: set[tuple[int, _Place]]) -> tuple[int, _Place]:
     """The part from which on most are slow; one that is not makes up for some that are."""
     since, total, most = keys[-1], 0.0, 0.0
     for key in reversed(keys):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from rlprof_ops.recorder.detect.anomaly import SLOW_RANK, Anomaly
-from rlprof_ops.recorder.detect.slow_steps import SEASONAL
+from rlprof_ops.recorder.detect.phase_words import SEASONAL, WAITING
 from rlprof_ops.words import duration
 
 STREAK = 3  # steps on end
@@ -27,10 +26,6 @@ _CHANCE = 0.01  # that a job of `_JOB_STEPS` steps has a streak of bursts which 
 _JOB_STEPS = 300
 _SKEW = 1.15  # the median of such means lies below their mean
 _FIRST_DIFFERENCES = math.sqrt(math.pi) / 2  # a mean absolute difference to a deviation
-# Being in one of these is waiting for others: there the rank that is not slow takes longest.
-WAITING = re.compile(
-    r"wait|barrier|sync\b|all_?reduce|all_?gather|reduce_?scatter|broadcast|collective|nccl", re.IGNORECASE
-)
 STEP = ""  # the name of a step as a whole, where ranks tell no phase
 
 
@@ -63,6 +58,7 @@ class RankDetector:
         self._worker = worker
         self._series: dict[str, _Series] = {}
         self._named: set[int] = set()
+        self._step = 0
         self.factors: dict[int, float] = {}  # of the latest step: the worst phase against its peers
 
     def add(
@@ -71,6 +67,10 @@ class RankDetector:
         """A step that all ranks have told: its seconds by rank, and those of each phase alone."""
         if len(seconds) < 2:
             return []
+        if step < self._step:  # of a second trainer
+            for series in self._series.values():
+                series.streak.clear()
+        self._step = step
         whole = median(seconds.values())
         found: list[Anomaly] = []
         self.factors = {}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 
 from rlprof_ops.recorder.detect.anomaly import SLOW_PHASE, SLOW_STEP, Anomaly
 from rlprof_ops.recorder.detect.history import LEAST_FACTOR, History, Judged
+from rlprof_ops.recorder.detect.phase_words import SEASONAL
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 from rlprof_ops.words import duration
 
-# Work that comes every so many steps: it is told by its name and does not count as a slow step.
-SEASONAL = re.compile(r"eval|valid|\btest|checkpoint|ckpt|save|logging|dump|upload", re.IGNORECASE)
 _LEAST_SHARE = 0.1  # of the step: what a phase must have lost to be worth a word
 _LATEST_OUT = 64
 

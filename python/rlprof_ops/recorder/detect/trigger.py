@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rlprof_ops.backends import report_names
@@ -47,8 +47,12 @@ class Trigger:
                 self._steps.add(step)
                 self._turn += report_names.trigger_of(identity) == "every"
 
-    def on_step(self, fact: StepFact, ranks: Sequence[int], used_bytes: int) -> CaptureRequest | None:
-        """A step has ended: open for the next one? `ranks` are all of the workers that are meant."""
+    def on_step(
+        self, fact: StepFact, ranks: Sequence[int], used_bytes: Callable[[], int]
+    ) -> CaptureRequest | None:
+        """A step has ended: open for the next one? `ranks` are all of the workers that are meant;
+        `used_bytes` is asked only where it decides.
+        """
         when = self.when
         if when.every and fact.step % when.every == 0:
             self._turn += 1
@@ -64,7 +68,11 @@ class Trigger:
         return None
 
     def on_finding(
-        self, finding: Anomaly, ranks: Sequence[int], used_bytes: int, here: Collection[int] = ()
+        self,
+        finding: Anomaly,
+        ranks: Sequence[int],
+        used_bytes: Callable[[], int],
+        here: Collection[int] = (),
     ) -> CaptureRequest | None:
         """Something was found: open for the next step? `here` are the ranks on the finding's node."""
         when = self.when
@@ -91,14 +99,14 @@ class Trigger:
         step: int,
         concerned: Sequence[int],
         ranks: Sequence[int],
-        used_bytes: int,
+        used_bytes: Callable[[], int],
         peers: int = PEERS,
         seconds: float | None = None,
     ) -> CaptureRequest | None:
         when = self.when
         if self.left <= 0 or step in self._steps:
             return None
-        if when.disk_bytes and used_bytes >= when.disk_bytes:
+        if when.disk_bytes and used_bytes() >= when.disk_bytes:
             return None
         self._taken += 1
         self._steps.add(step)
@@ -110,6 +118,7 @@ class Trigger:
             options=dict(self._spec.options),
             next_steps=None if seconds else 1,
             seconds=seconds,
+            flags=self._spec.flags,
         )
 
 

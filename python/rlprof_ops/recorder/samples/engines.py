@@ -6,6 +6,7 @@ by RLPROF_ENGINES, a list of URLs.
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import time
@@ -26,6 +27,7 @@ _SEARCH_S = 15.0
 _TIMEOUT_S = 0.5
 IDLE_S = 5.0
 _MOST_BYTES = 1 << 20
+_MOST = 2.0**53  # of a figure; "+Inf" is one, too
 _TOLD = re.compile(r"(\d+)" + re.escape(marks.ENGINE_SUFFIX))
 _URL = re.compile(r"http://(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}/metrics")
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
@@ -176,7 +178,7 @@ class Engines:
         try:
             with self._opener.open(url, timeout=_TIMEOUT_S) as answer:
                 text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):  # something else may answer there
             return None
         figures = parse(text)
         if not figures:
@@ -223,7 +225,7 @@ def parse(text: str) -> dict[str, float]:
                 value = float(number)
             except ValueError:
                 continue
-            if value == value:
+            if abs(value) < _MOST:
                 found[name] = (
                     max(found.get(name, 0.0), value) if name in _CACHE else found.get(name, 0.0) + value
                 )

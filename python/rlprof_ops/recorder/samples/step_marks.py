@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _ROTATE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ToldStep:
-    """One step of one process."""
+    """One step of one process; `trainer`: how many trainers, which counted from 1 too, it had before."""
 
     worker: str
     rank: int
@@ -37,6 +37,12 @@ class ToldStep:
     begin_ns: int
     seconds: float
     phases: dict[str, Phase]
+    trainer: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What orders the steps of a process."""
+        return self.trainer, self.step
 
     @property
     def end_ns(self) -> int:
@@ -45,7 +51,9 @@ class ToldStep:
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A window that opened, closed or failed; `asked_by` is the capture on demand that wanted it."""
+    """A window that opened, closed or failed; `asked_by` is the capture on demand that wanted it. `pid`: of
+    its process, 0 if that is not known.
+    """
 
     event: str
     t_ns: int
@@ -54,6 +62,7 @@ class WindowMark:
     backend: str
     start: int
     asked_by: str
+    pid: int = 0
 
 
 class StepMarks:
@@ -130,15 +139,17 @@ class _Lines:
         self._who = None if who is None else (who.worker, who.rank, who.pid)
         self._offset = 0
         self._inode = 0
-        self._last = 0
+        self._last = self._last_ns = self._trainer = 0
 
     def new(self) -> Iterator[ToldStep | WindowMark | dict[str, Any]]:
         for line in self._read().split(b"\n"):
             if _STEP in line:
                 told = self._step(line)
-                if told is not None and told.step > self._last:
-                    self._last = told.step
-                    yield told
+                # A second trainer of the process counts from 1 again; the clock may have been set back.
+                if told is not None and (told.step > self._last or told.begin_ns > self._last_ns):
+                    self._trainer += told.step < self._last
+                    self._last, self._last_ns = told.step, told.begin_ns
+                    yield replace(told, trainer=self._trainer)
             elif _REGISTERED in line:
                 row = _row(line)
                 if isinstance(row.get("worker"), str):
@@ -201,6 +212,7 @@ class _Lines:
             str(row.get("backend")),
             _whole(steps[0]),
             str(row.get("asked_by") or ""),
+            self._who[2],
         )
 
 

@@ -30,9 +30,13 @@ def spec_for(
     if demand.seconds is not None and backends.is_known(backend):
         options.update(backends.get(backend).timed_options)
     start = next_step or 1
-    steps = Steps.of([Window(start, start + demand.next_steps if demand.next_steps else None)])
     spec = CaptureSpec(
-        backend=backend, workers=demand.workers, ranks=demand.ranks, steps=steps, options=options
+        backend=backend,
+        workers=demand.workers,
+        ranks=demand.ranks,
+        steps=Steps.of([Window(start, start + demand.next_steps if demand.next_steps else None)]),
+        options=options,
+        flags=demand.flags,
     )
     return spec if spec.matches(worker, rank) else None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlprof_ops.host import atomic, foreign
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.on_demand import arrivals
 from rlprof_ops.runtime.on_demand.watcher import POLL_S, Watcher
@@ -140,9 +141,7 @@ class GroupTeller:
             return ""
         if (file, line) not in self._calls:
             self._calls = {(file, line): ""}
-            reader = threading.Thread(target=self._read_call, args=(file, line), daemon=True)
-            reader.start()
-            reader.join(_READ_S)
+            OwnThread(self._read_call, file, line).start().join(_READ_S)
         call = self._calls.get((file, line))
         return f"in `{call}` at {file}:{line}" if call else f"at {file}:{line}"
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 
 FOLDER = "torch_fr"  # in the node folder: <pid>/fr_<world>_rank_<rank>
+ASKED_SUFFIX = ".pickle"  # of dumps that were asked for; torch's own, after a timeout, have none
 ENTRIES = "2000"  # collectives a rank keeps: what torch 2.13 does by itself; 2.8 keeps none
 # The name that torch reads, and the one that it has read before 2.8.
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -132,6 +133,6 @@ def _dump(folder: Path, world: str) -> None:
             from rlprof_ops.host import atomic
 
             folder.mkdir(parents=True, exist_ok=True)
-            name = f"{kind}_{world}_rank_{distributed.get_rank()}.pickle"
+            name = f"{kind}_{world}_rank_{distributed.get_rank()}{ASKED_SUFFIX}"
             atomic.write(folder / name, raw, mode=0o600)
             written = raw

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.host import atomic, foreign
+from rlprof_ops.host.threads.own_thread import OwnThread
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.words import truth
 
@@ -44,7 +45,8 @@ def asked(env: Mapping[str, str]) -> bool:
 @dataclass(frozen=True)
 class CaptureRequest:
     """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys
-    where the worker has a session. Raises ValueError for numbers that no capture can have.
+    where the worker has a session. `flags`: of a capture that takes itself, as the request has them. Raises
+    ValueError for numbers that no capture can have.
     """
 
     id: str
@@ -54,6 +56,7 @@ class CaptureRequest:
     options: Mapping[str, str]
     next_steps: int | None
     seconds: float | None
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):  # it names files and windows
@@ -98,8 +101,7 @@ class Watcher:
         self._later: list[tuple[float, Callable[[], None]]] = []
         if first is not None:
             self.later(0.0, lambda: first(self))
-        self._thread = threading.Thread(target=self._run, name="rlprof-control", daemon=True)
-        self._thread.start()
+        OwnThread(self._run).start()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` in the watcher's thread after `seconds`; only from within that thread."""

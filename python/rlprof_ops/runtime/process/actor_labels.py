@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from rlprof_ops import backends, env_names
+from rlprof_ops.runtime.process.ray_children import in_own_image
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
 from rlprof_ops.runtime.trainer_request import request_of
 
@@ -33,7 +34,7 @@ _DONE = "_rlprof_labels"
 _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
 # An actor gets these from its own node's raylet, whoever hands on another node's (NeMo RL creates workers in
 # an actor that has the driver's variables at hand, and its own), and it never leads a job as COMMAND does.
-_THE_NODES = (env_names.NODE, env_names.NODE_DIR, env_names.LEADS)
+_THE_NODES = (*env_names.OF_ONE_NODE, env_names.LEADS)
 # Whose they are: an actor gets its own from its node's raylet and from the plugin.
 _MINE = (*OF_ONE_PROCESS, "TMPDIR")
 
@@ -167,7 +168,8 @@ def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
     variables = cast("Mapping[str, str]", env.get("env_vars") or {})
     if variables:
         env["env_vars"] = variables = own_variables(variables, os.environ)
-    if not env.get("rlprof"):
+    image = in_own_image(env)
+    if not env.get("rlprof") and not (image and options.get("get_if_exists")):  # Ray calls this again then
         meta = actor_class.__ray_metadata__
         descriptor = meta.actor_creation_function_descriptor
         module = getattr(descriptor, "module_name", "") or meta.modified_class.__module__
@@ -179,7 +181,10 @@ def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
             meta.modified_class,
         )
         found = identify(new)
-        if found is not None and (everyone or (request and _selected(request, *found))):
+        chosen = found is not None and (everyone or (request and _selected(request, *found)))
+        if found is not None and chosen and image:
+            _in_own_image({"worker": found[0], "rank": found[1]})
+        elif found is not None and chosen:
             env["rlprof"] = {"worker": found[0], "rank": found[1]}
             _say_if_unknown(new, found[0])
         elif found is not None and by_trainer and (request is None or by_rule(new) is not None):
@@ -191,7 +196,19 @@ def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
         return given
     from ray.runtime_env import RuntimeEnv
 
-    return RuntimeEnv(_validate=False, **env)
+    kind = type(given) if isinstance(given, RuntimeEnv) else RuntimeEnv
+    return kind(_validate=False, **env)
+
+
+def _in_own_image(key: WorkerKey) -> None:
+    """Say, and write down, that an actor is not profiled since Ray starts it in another image."""
+    from rlprof_ops.runtime.process import beginning
+    from rlprof_ops.runtime.process.event_log import log_once
+
+    reason = "its runtime env has image_uri or container, beside which Ray takes no other key"
+    log_once(f"{key['worker']} is not profiled: {reason}", key=f"{key['worker']} in an image")
+    if os.environ.get(env_names.NODE_DIR):
+        beginning.fail_windows(os.environ, reason, key)
 
 
 def _say_if_unknown(new: NewActor, worker: str) -> None:

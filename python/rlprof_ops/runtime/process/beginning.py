@@ -51,17 +51,21 @@ def _was_not_wrapped(reason: str) -> None:
     fail_windows(env, reason)
 
 
-def fail_windows(env: Mapping[str, str], reason: str) -> None:
-    """Write down that the worker which `env` names has none of its windows that need a profiler around it."""
+def fail_windows(env: Mapping[str, str], reason: str, other: WorkerKey | None = None) -> None:
+    """Write down that the worker which `env` names has none of its windows that need a profiler around it;
+    of an `other` worker, in whose process nothing of ours runs, that it has no window at all.
+    """
     from rlprof_ops.runtime.process.event_log import EventLog
     from rlprof_ops.runtime.trainer_request import request_of
 
-    request, place = request_of(env), find_identity(None, None, None, env)
+    request = request_of(env)
+    worker, rank = (other["worker"], other["rank"]) if other else (None, None)
+    place = find_identity(worker, rank, None, env)
     specs = request.for_worker(place.worker, place.rank) if request else ()
-    wrapping = [spec for spec in specs if backends.wraps(spec.backend)]
-    if not wrapping:
+    lost = [spec for spec in specs if other or backends.wraps(spec.backend)]
+    if not lost:
         return
     events = EventLog(place.events / f"{place.stem}.session.jsonl")
-    events.registered(place, (spec.backend for spec in wrapping))
-    for spec in wrapping:
+    events.registered(place, (spec.backend for spec in lost))
+    for spec in lost:
         events.failed(spec, reason)

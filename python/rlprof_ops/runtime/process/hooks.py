@@ -15,9 +15,10 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType, MethodType, TracebackType
+from types import FunctionType, MethodType, TracebackType, coroutine
 from typing import Any, ClassVar, NamedTuple
 
+from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime.process.frames import local_values
 
 _DONE = "_rlprof_wrapped"
@@ -39,11 +40,12 @@ class Substitute(NamedTuple):
 def safely(who: str, action: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """What `action` returns; what it raises is said once and goes no further, since a trainer's code is
     above."""
-    try:
-        return action(*arguments, **named)
-    except Exception as error:
-        complain(f"{who}: a call is not followed", error)
-        return None
+    with time_limits_wait():
+        try:
+            return action(*arguments, **named)
+        except Exception as error:
+            complain(f"{who}: a call is not followed", error)
+            return None
 
 
 def complain(about: str, error: Exception) -> None:
@@ -158,12 +160,13 @@ class Intercept(_Hook):
         result = call(*arguments, **named)
         if self.finish is None:
             return result
-        try:
-            return self.finish(result, arguments, named)
-        except Exception as error:
-            safely(self.who, self.failed)
-            complain(f"{self.who}: a result is left as it is", error)
-            return result
+        with time_limits_wait():
+            try:
+                return self.finish(result, arguments, named)
+            except Exception as error:
+                safely(self.who, self.failed)
+                complain(f"{self.who}: a result is left as it is", error)
+                return result
 
 
 def wrapped(function: Any, hook: Watch | Intercept) -> Any:
@@ -178,7 +181,7 @@ def wrapped(function: Any, hook: Watch | Intercept) -> Any:
         inner = wrapped(getattr(function, "__wrapped__", None), hook)
         after = contextlib.contextmanager(inner)
         after.__dict__.clear()  # of the inner one, its signature among them
-        return _dressed(function, after)
+        return dressed(function, after)
     if inspect.isasyncgenfunction(function) or (isinstance(hook, Intercept) and _runs_later(function)):
         raise UnknownShape("a generator or a coroutine stands where a plain function is expected")
     if isinstance(hook, Intercept):
@@ -189,7 +192,7 @@ def wrapped(function: Any, hook: Watch | Intercept) -> Any:
         after = _awaited(function, hook)
     else:
         after = _called(function, hook)
-    return _dressed(function, after)
+    return dressed(function, after)
 
 
 def _runs_later(function: Any) -> bool:
@@ -228,8 +231,12 @@ def _intercepted(before: Any, intercept: Intercept) -> Any:
     return intercepted
 
 
-def _dressed(before: Any, after: Any) -> Any:
-    """`after` with the name, the attributes and the signature of `before`."""
+def dressed(before: Any, after: Any) -> Any:
+    """`after` with the name, the attributes and the signature of `before`; awaited, where that may be
+    (`types.coroutine`).
+    """
+    if inspect.isgeneratorfunction(before) and before.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        after = coroutine(after)
     functools.update_wrapper(after, before)
     if not hasattr(before, "__wrapped__"):
         with contextlib.suppress(ValueError, TypeError):
@@ -296,9 +303,14 @@ def expect(package: Any, *modules: str) -> None:
         raise UnknownShape(f"there is no {', '.join(lacking)}")
 
 
-def caller_locals(*names: str) -> tuple[Any, ...]:
-    """Local variables, None where there are none, of the code that called a watched function; for a hook."""
+def caller_locals(*names: str, through: str = "") -> tuple[Any, ...]:
+    """Local variables, None where there are none, of the code that called a watched function, by whatever way
+    `through` the trainer's module of that name; for a hook.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _BETWEEN and module != through:
+            break
         frame = frame.f_back
     return local_values(frame, *names)

@@ -9,8 +9,11 @@ runs as it is, with `RLPROF_WRAP_RANKS` set, and the first Python of each rank m
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.host.log_line import log
@@ -25,30 +28,72 @@ _MODULES = (
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launch",
 )
-_BEFORE = ("python", "env", "nohup", "nice", "uv", "run")
+# What may stand before a launcher -> those of its options whose value is a word of its own.
+_BEFORE = {
+    "python": "-W -X --check-hash-based-pycs",
+    "env": "-u --unset -C --chdir",
+    "nohup": "",
+    "nice": "-n --adjustment",
+    "uv": """
+        --extra --no-extra --group --no-group --only-group --no-editable-package --env-file -w --with
+        --with-editable --with-requirements --package --python-platform --index --default-index -i --index-url
+        --extra-index-url -f --find-links --index-strategy --keyring-provider -P --upgrade-package
+        --upgrade-group --resolution --prerelease --prerelease-package --fork-strategy --exclude-newer
+        --exclude-newer-package --no-sources-package --reinstall-package --link-mode -C --config-setting
+        --config-settings --config-settings-package --no-build-isolation-package --no-build-package
+        --no-binary-package --cache-dir --refresh-package -p --python --python-preference --color
+        --allow-insecure-host --trusted-host --directory --project --config-file
+    """,  # uv 0.13: uv run --help
+}
+_SPLIT = re.compile(r"(?:--split-string(?:=|$)|-[iv0]*S)(.*)", re.DOTALL)  # env's: a command line in a word
 
 
 def launcher_of(argv: Sequence[str]) -> str:
     """The launcher that a command line starts (`torchrun`, `torch.distributed.run`); "" for any other
     program.
     """
-    words = iter(argv)
-    for word in words:
+    words: Iterator[str] = iter(argv)
+    before = ""
+    while word := next(words, ""):
         name = os.path.basename(word)
         if not name.endswith(".py"):  # `mpiexec.hydra`, `python3.11`; a script may be called torchrun.py
             name = name.partition(".")[0]
-        if name in _PROGRAMS:
-            return name
-        if name == "accelerate":
-            return name if next(words, "") == "launch" else ""
         if word == "-m":
             module = next(words, "")
             return module if module in _MODULES else ""
-        if word in ("-W", "-X"):
-            next(words, "")
-        elif name.rstrip("0123456789") not in _BEFORE and not word.startswith("-") and "=" not in name:
+        if before == "env" and (line := _SPLIT.fullmatch(word)):
+            words = chain(_split(line[1] or next(words, "")), words)
+        elif word.startswith("-"):
+            if _has_its_value_behind(word, before):
+                next(words, "")
+        elif name in _PROGRAMS:
+            return name
+        elif name == "accelerate":
+            return name if next(words, "") == "launch" else ""
+        elif (plain := name.rstrip("0123456789")) in _BEFORE:
+            before = plain
+        elif not (before == "uv" and word == "run") and not (before == "env" and "=" in word):
             return ""
     return ""
+
+
+def _split(line: str) -> list[str]:
+    """The words of a command line; none where it cannot be read, which `env` then says."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def _has_its_value_behind(option: str, program: str) -> bool:
+    """Whether the next word is this option's value; of short ones in one word, as `-iu`, the last can have it
+    there, and one before that has the rest of the word.
+    """
+    known = _BEFORE.get(program, "").split()
+    if option.startswith("--"):
+        return option in known
+    letters = [f"-{letter}" in known for letter in option[1:]]
+    return any(letters) and letters.index(True) == len(letters) - 1
 
 
 def wrap_this_rank() -> None:

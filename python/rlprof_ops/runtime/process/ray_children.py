@@ -10,6 +10,7 @@ the parent can tell: for the node's agent both have the same runtime env.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -23,6 +24,9 @@ NOT_MINE: Mapping[str, object] = {
     "rlprof": {},
     **{each.ray_key: None for each in backends.every() if each.ray_key},
 }
+# A worker in an image of its own: Ray refuses nearly every other key beside these when it sends an actor's
+# runtime env (`RuntimeEnv.serialize`, ray/runtime_env/runtime_env.py).
+_IMAGES = ("image_uri", "container")
 # Ray calls what this names in every new worker (ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR).
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 HOOK = "rlprof_ops.runtime.process.ray_children.keep_profiling"
@@ -59,11 +63,34 @@ def _task(arguments: tuple[object, ...], named: dict[str, object]) -> object:
     return arguments, {**named, "serialized_runtime_env_info": text}
 
 
+def in_own_image(runtime_env: Mapping[str, object]) -> bool:
+    """Whether a runtime env has its worker started in a container, so that it takes no key of ours."""
+    return any(runtime_env.get(key) for key in _IMAGES)
+
+
 def without_inherited(runtime_env: Mapping[str, object] | None) -> RuntimeEnv:
     """`runtime_env` (None: none of its own) with nothing for every profiling key that it does not set."""
     from ray.runtime_env import RuntimeEnv
 
-    return RuntimeEnv(_validate=False, **{**NOT_MINE, **(runtime_env or {})})
+    if in_own_image(own := runtime_env or {}):
+        return _cut_in_text()(_validate=False, **own)
+    return RuntimeEnv(_validate=False, **{**NOT_MINE, **own})
+
+
+@functools.cache
+def _cut_in_text() -> type[RuntimeEnv]:
+    """Ray's class for a runtime env whose keys of ours are in the text alone, which nobody checks."""
+    from ray.runtime_env import RuntimeEnv
+
+    class CutInText(RuntimeEnv):  # type: ignore[misc]
+        def serialize(self) -> str:
+            return _not_mine_in(super().serialize())
+
+    return CutInText
+
+
+def _not_mine_in(text: str) -> str:
+    return json.dumps({**NOT_MINE, **json.loads(text)}, sort_keys=True)
 
 
 def _without_inherited_text(info: str | None) -> str:
@@ -76,6 +103,5 @@ def _without_inherited_text(info: str | None) -> str:
         text: str = get_runtime_env_info(without_inherited(None), is_job_runtime_env=False, serialize=True)
         return text
     outer = json.loads(info)
-    own = json.loads(outer.get("serializedRuntimeEnv") or "{}")
-    outer["serializedRuntimeEnv"] = json.dumps({**NOT_MINE, **own}, sort_keys=True)
+    outer["serializedRuntimeEnv"] = _not_mine_in(outer.get("serializedRuntimeEnv") or "{}")
     return json.dumps(outer)

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlprof_ops import env_names
@@ -24,7 +24,7 @@ FOLDER = "sessions"
 @dataclass(frozen=True)
 class Session:
     """One nsys session. `gate`: the process itself opens windows ("process"), its supervisor does, or
-    nobody."""
+    nobody. `options`: of `nsys start`, for windows that its trainer opens; None for one without a value."""
 
     name: str
     worker: str
@@ -35,6 +35,7 @@ class Session:
     gate: str = "supervisor"
     world_size: int | None = None
     began: int = 0  # the job's step when its process began
+    options: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def lives(self) -> bool:
@@ -71,12 +72,19 @@ def register(
         gate or (before.gate if before else _first_gate(env, place.worker)),
         place.world_size if before is None or world is not None else before.world_size,
         step_clock.current_step() if before is None else before.began,
+        _trainers_options(env),
     )
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         atomic.write(path, json.dumps(asdict(found)))
     except OSError as error:
         log_once(f"{path}: {error.strerror or error}; the node's supervisor opens no window of this process")
+
+
+def _trainers_options(env: Mapping[str, str]) -> dict[str, str | None]:
+    with contextlib.suppress(ValueError):
+        return foreign.typed(foreign.parse(env.get(env_names.SESSION_OPTIONS, "{}")), dict[str, str | None])
+    return {}
 
 
 def _first_gate(env: Mapping[str, str], worker: str) -> str:

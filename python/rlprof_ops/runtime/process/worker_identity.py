@@ -14,6 +14,7 @@ from typing import TypedDict
 from rlprof_ops import env_names
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import LEADERS
+from rlprof_ops.runtime.plain_values import plain_name, whole_number
 
 DEFAULT_FOLDER = "rlprof-profiles"
 # What COMMAND is called, and what its process may be called once an adapter knows the trainer.
@@ -38,6 +39,7 @@ OF_ONE_PROCESS = (
     env_names.NSYS_RANGE,
     env_names.NOT_WRAPPED,
     env_names.SESSION_PID,
+    env_names.SESSION_OPTIONS,
 )
 _SAID_OF_THE_WORKER = 2  # the first ones; in a Ray worker the others tell of whoever ran `ray start`
 
@@ -76,11 +78,9 @@ def find_identity(
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.
     """
-    worker = worker or env.get(env_names.WORKER) or "worker"
-    if rank is None:
-        rank = rank_from(env)
-    if world_size is None:
-        world_size = _number(env.get("WORLD_SIZE"))
+    worker = plain_name(worker or env.get(env_names.WORKER) or "worker")
+    rank = rank_from(env) if rank is None else whole_number(rank)
+    world_size = whole_number(env.get("WORLD_SIZE") if world_size is None else world_size)
     host = env.get(env_names.NODE) or socket.gethostname()
     node_dir, run_dir = env.get(env_names.NODE_DIR), env.get(env_names.RUN_DIR)
     if node_dir or not run_dir:
@@ -113,7 +113,3 @@ def in_ray_task() -> bool:
     import ray
 
     return ray.get_runtime_context().get_actor_id() is None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"\d+", text) else None

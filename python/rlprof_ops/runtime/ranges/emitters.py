@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
@@ -110,7 +111,9 @@ class RoctxRanges:
 
 
 class RecordFunctionRanges:
-    """torch's own ranges; only useful while torch.profiler runs."""
+    """torch's own ranges; only useful while torch.profiler runs. None while torch traces (`torch.jit.trace`,
+    `make_fx`, `aot_function`): such a range would be an operator of the graph that is made.
+    """
 
     kind = "record_function"
 
@@ -118,14 +121,20 @@ class RecordFunctionRanges:
         import torch
 
         self._record_function = torch.profiler.record_function
+        self._is_tracing = torch.jit.is_tracing
 
     def start(self, name: str) -> object:
+        proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+        mode = getattr(proxies, "get_proxy_mode", None)  # torch 2.3 has it
+        if self._is_tracing() or (mode is not None and mode() is not None):
+            return None
         range_: AbstractContextManager[object] = self._record_function(name)
         range_.__enter__()
         return range_
 
     def end(self, token: object) -> None:
-        cast(AbstractContextManager[object], token).__exit__(None, None, None)
+        if token is not None:
+            cast(AbstractContextManager[object], token).__exit__(None, None, None)
 
 
 @functools.lru_cache(maxsize=1)

@@ -27,10 +27,10 @@ def asked(env: Mapping[str, str] | None = None) -> bool:
 
 
 class Metrics:
-    """Adds up durations by name, from any thread."""
+    """Adds up durations by name, from any thread, and where a generator that was left is collected."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what allocates may collect garbage, and that may end a range
         self._times: dict[str, list[float]] = {}
 
     def add(self, name: str, duration_s: float) -> None:
@@ -43,10 +43,11 @@ class Metrics:
     def read(self, reset: bool = False) -> dict[str, RangeTimes]:
         """The sums so far; with `reset` they start again from zero, as a trainer wants it once a step."""
         with self._lock:
+            times = self._times.copy()
+            if reset:
+                self._times = {}
             found = {
                 name: RangeTimes(int(count), total, longest)
-                for name, (count, total, longest) in self._times.items()
+                for name, (count, total, longest) in times.items()
             }
-            if reset:
-                self._times.clear()
         return found

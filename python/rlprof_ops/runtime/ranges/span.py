@@ -79,7 +79,7 @@ class StepContext:
         self._step = step
 
     def __enter__(self) -> None:
-        self._begun = self._profiler.start_step(self._step)
+        self._begun = not self._profiler.is_in_step(self._step) and self._profiler.start_step(self._step)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if self._begun:

@@ -48,7 +48,8 @@ class Journal:
     def say(self, text: str) -> None:
         """For the log and for the job's output."""
         self.note(text)
-        print(f"[rlprof +{time.time() - self._began:.1f}s] {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # of a terminal that is gone, of a full disk
+            print(f"[rlprof +{time.time() - self._began:.1f}s] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

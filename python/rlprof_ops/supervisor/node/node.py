@@ -112,7 +112,7 @@ class Node:
         env.pop("RAY_AUTH_TOKEN", None)
         if self.may_profile():  # it would kill nsys with its worker, while nsys writes the worker's report
             env[GROUP_CLEANUP] = "0"
-        env["RAY_AUTH_TOKEN_PATH"] = str(place.run.token)
+        env[env_names.RAY_TOKEN_PATH] = str(self.state.token_file(place.run.token))
         env["RLINF_NODE_RANK"] = str(place.index)
         env |= {
             env_names.JOB: place.job,
@@ -121,11 +121,13 @@ class Node:
             env_names.RUN_DIR: str(place.run.path),
             env_names.HOME: str(home()),
         }
-        goes_on = bool(env.pop(env_names.EARLIER_ATTEMPTS, ""))
-        if goes_on:  # NeMo RL itself would take again what is home
+        if env.pop(env_names.EARLIER_ATTEMPTS, ""):  # NeMo RL itself would take again what is home
             for name in (*env_names.NRL_STEP_RANGE.values(), *env_names.NRL_WORKER_PATTERNS.values()):
                 env.pop(name, None)
-        if self.request or goes_on:  # also where nothing is left: variables have the whole request
+        env.pop(env_names.WHOLE_REQUEST_JSON, None)
+        if self.state.whole_request:
+            env[env_names.WHOLE_REQUEST_JSON] = self.state.whole_request
+        if self.request or self.state.whole_request:  # also where nothing is left: variables have all of it
             env[env_names.REQUEST_JSON] = self.request.to_json()
         return env
 

@@ -2,7 +2,8 @@
 so that none is missed. The order to end the job is among them, whether it comes as a signal or stood there.
 
 The node's own disk holds them: no start and no order to end waits for shared storage. The keeper makes the
-folder for the first supervisor, empty, and removes it when the last one has ended.
+folder for the first supervisor, empty, and removes it when the last one has ended. What has become of the
+driver stands in memory (`driver_status`).
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.job.end_cause import ORDER_EXIT, EndCause
+from rlprof_ops.supervisor.node.driver_status import DriverStatus
 
 FOLDER = "state"
-_NODE, _ORDER, _DRIVER, _DRIVER_REQUEST, _RUN = (
+_NODE, _ORDER, _DRIVER_REQUEST, _RUN, _TOKEN = (
     "node.json",
     "end_order",
-    "driver.json",
     "driver_request.json",
     "run.json",
+    "ray_token",
 )
 _Result = TypeVar("_Result")
 _LATE_S = 1.0
@@ -65,9 +67,10 @@ class End:
 class NodeState:
     """One node's state; `save` after each change.
 
-    `keeper`: its pid. `request`: the job's, as JSON; `notes`: on it. `serving`: the cluster is
-    up, on the head; elsewhere Ray is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted.
-    `drained`: only harvest and report are left.
+    `keeper`: its pid. `request`: the job's, as JSON; `notes`: on it; `whole_request`: the same before what
+    earlier attempts brought home, "" without those. `serving`: the cluster is up, on the head; elsewhere Ray
+    is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted. `drained`: only harvest and
+    report are left. `driver`: the keeper's word on it, in no file.
     """
 
     folder: Path
@@ -75,6 +78,7 @@ class NodeState:
     token: str = ""
     request: str = ""
     notes: tuple[str, ...] = ()
+    whole_request: str = ""
     setup_done: bool = False
     ray: RayState | None = None
     serving: bool = False
@@ -84,6 +88,7 @@ class NodeState:
     phases_s: dict[str, float] = field(default_factory=dict)
     end: End | None = None
     drained: bool = False
+    driver: DriverStatus = field(default_factory=DriverStatus)
 
     @classmethod
     def make(cls, node_dir: Path) -> NodeState:
@@ -96,9 +101,12 @@ class NodeState:
         return made
 
     @classmethod
-    def load(cls, node_dir: Path) -> NodeState:
-        """What the supervisor before has saved; that of a start where there was none."""
+    def load(cls, node_dir: Path, driver: DriverStatus | None = None) -> NodeState:
+        """What the supervisor before has saved; that of a start where there was none. `driver`: as the
+        keeper has it, for a supervisor.
+        """
         folder = node_dir / FOLDER
+        driver = driver or DriverStatus()
         try:
             values: dict[str, Any] = foreign.read(folder / _NODE)
             ray, end = values.pop("ray"), values.pop("end")
@@ -107,16 +115,29 @@ class NodeState:
                 folder,
                 ray=RayState(**ray) if ray else None,
                 end=End(EndCause(end["cause"]), end["code"], end["began"]) if end else None,
+                driver=driver,
                 **values,
             )
         except (OSError, ValueError, TypeError, LookupError):
-            return cls(folder)
+            return cls(folder, driver=driver)
 
     def save(self) -> None:
         """A disk that takes nothing costs the next supervisor what is new, and this one nothing."""
-        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        names = (each.name for each in fields(self) if each.name not in ("folder", "driver"))
+        text = json.dumps({name: getattr(self, name) for name in names}, default=asdict)
         with contextlib.suppress(OSError):
-            atomic.write(self.folder / _NODE, json.dumps(values), mode=0o600)
+            atomic.write(self.folder / _NODE, text, mode=0o600)
+
+    def token_file(self, shared: Path) -> Path:
+        """This node's copy of the job's token: every process of Ray reads it as it begins, where shared
+        storage that fails would end the training. `shared` where a full disk takes none.
+        """
+        path = self.folder / _TOKEN
+        with contextlib.suppress(OSError):
+            if not path.exists():
+                atomic.write(path, self.token, mode=0o600)
+            return path
+        return shared
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -140,22 +161,16 @@ class NodeState:
 
     def request_driver(self, values: dict[str, Any]) -> None:
         """What the keeper is to start, once. Raises OSError."""
-        if not (self.folder / _DRIVER).exists():
+        if not self.driver.read():
             atomic.write(self.folder / _DRIVER_REQUEST, json.dumps(values), mode=0o600)
 
-    def driver_request(self) -> dict[str, Any]:
-        """What is to be started and was not yet."""
-        return {} if (self.folder / _DRIVER).exists() else foreign.read_object(self.folder / _DRIVER_REQUEST)
-
-    def write_driver(self, **values: Any) -> None:
-        """`pid` and `started` of the driver, with `code` (negative for a signal) once it has ended, or
-        `failed`: why there is none. Raises OSError.
-        """
-        atomic.write(self.folder / _DRIVER, json.dumps(values))
-        (self.folder / _DRIVER_REQUEST).unlink(missing_ok=True)  # its environment may hold secrets
-
-    def driver(self) -> dict[str, Any]:
-        return foreign.read_object(self.folder / _DRIVER)
+    def take_driver_request(self) -> dict[str, Any]:
+        """What is to be started. It is gone then: its environment may hold secrets."""
+        path = self.folder / _DRIVER_REQUEST
+        asked = foreign.read_object(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return asked
 
     # ---- run.json, on the head
 

@@ -170,7 +170,7 @@ class Windows:
         self._after_gap(step + 1)
         for watched in self._watched.values():
             if not watched.quiet(step):
-                watched.run(watched.captures.leave, step)
+                watched.run(watched.captures.leave, step, watched.session.lives)
 
     async def _look(self, ended: bool = False) -> None:
         """Find sessions that are new, or whose process has told who it is meanwhile; with `ended` those too
@@ -233,7 +233,8 @@ class Windows:
             return True
         watched.asked += 1
         step = self._step or watched.asked  # a trainer whose steps nobody tells: its windows are counted
-        asked = CaptureSpec(workers=(watched.session.worker,))
+        options, flags = nsys_options.split_flags(watched.session.options)
+        asked = CaptureSpec(workers=(watched.session.worker,), options=options, flags=flags)
         opened = self._theirs[name] = watched.captures.add(asked, (), TRAINER, timed=True)
         await watched.run(watched.open_now, opened, Window(step, None))
         if opened.gate.current is None and self._theirs.get(name) is opened:
@@ -261,7 +262,12 @@ class Windows:
         """Whose windows a capture on demand asks for."""
         if request.backend not in ("auto", nsys_options.NAME) or self._closed:
             return []
-        spec = CaptureSpec(workers=request.workers, ranks=request.ranks, options=dict(request.options))
+        spec = CaptureSpec(
+            workers=request.workers,
+            ranks=request.ranks,
+            options=dict(request.options),
+            flags=request.flags,
+        )
         return [
             (self._watched.get(session.name) or self._watch(session), spec)
             for session in await asyncio.to_thread(session_file.read_all, self._node_dir)

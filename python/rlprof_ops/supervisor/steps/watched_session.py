@@ -16,7 +16,7 @@ from typing import TypeVar
 from rlprof_ops.backends import Where, report_names, validate
 from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
-from rlprof_ops.backends.window_support import TRAINER, driver_of
+from rlprof_ops.backends.window_support import MAX_MB, TRAINER, driver_of
 from rlprof_ops.host import foreign
 from rlprof_ops.request import CaptureSpec, Steps, Window
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile
@@ -30,12 +30,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class LeftOpen:
-    """A window that was open: its steps, the name its report has in `tmp`, who asked for it."""
+    """A window that was open: its steps, the name its report has in `tmp`, who asked for it, and `options`
+    that still bound it.
+    """
 
     start: int
     stop: int | None
     report: str
     asked_by: str | None
+    options: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def read_left(events: Path) -> Left:
             begun.add((start, stop))
         if what == "opened":
             asked += asked_by == TRAINER
-            window = LeftOpen(start, stop, Path(str(row.get("report"))).name, asked_by)
+            bounds = {MAX_MB: str(row[MAX_MB])} if MAX_MB in row else {}
+            window = LeftOpen(start, stop, Path(str(row.get("report"))).name, asked_by, bounds)
         elif window is not None and (window.start, window.asked_by) == (start, asked_by):
             window = None
     return Left(frozenset(begun), window, asked)
@@ -158,7 +162,7 @@ class WatchedSession:
         if (found := left.window) is None:
             return None
         window = Window(found.start, found.stop)
-        spec = CaptureSpec(workers=(self.session.worker,), steps=Steps.of([window]))
+        spec = CaptureSpec(workers=(self.session.worker,), steps=Steps.of([window]), options=found.options)
         capture = self.captures.of_window(window, found.asked_by) or self.captures.add(
             spec, asked_by=found.asked_by, timed=window.stop is None
         )

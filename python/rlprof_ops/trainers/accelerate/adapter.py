@@ -67,9 +67,10 @@ class _Script(LeadingLoop):
             forward.__exit__(None, None, None)
 
     def trains(self) -> bool:
-        """Whether a batch that is fetched now is one to train on: an evaluation has `eval()` models."""
-        models = getattr(self.accelerator(), "_models", ())
-        return not models or any(model.training for model in models)
+        """Whether a batch that is fetched now is one to train on: an evaluation has `eval()` models, and what
+        is computed before any model is prepared (TRL's reference log-probabilities) is no step.
+        """
+        return any(model.training for model in getattr(self.accelerator(), "_models", ()))
 
 
 _SCRIPT = _Script()

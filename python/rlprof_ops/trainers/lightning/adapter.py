@@ -39,7 +39,7 @@ class _Training(LeadingLoop):
         """The loop is at its next batch: a step begins unless it has begun."""
         if self.profiler is None:
             self.lead(WORKER, int(loop.trainer.global_rank), int(loop.trainer.world_size))
-        self.begin_step(int(loop._batches_that_stepped) + 1)
+        self.begin_step(loop._batches_that_stepped + 1)
 
     def end_step(self) -> None:
         self.fetch_ends()
@@ -111,8 +111,18 @@ def _part(name: str) -> Watch:
     return Watch(TRAINER, functools.partial(_part_begins, name), _part_ends)
 
 
-def _batch_begins(loop: Any, *_: object, **__: object) -> None:
-    _TRAINING.begin(loop)
+def _batch_begins(loop: Any, *fetcher: Any, **named: Any) -> None:
+    if not (loop.restarting and loop._should_check_val_fx(*fetcher, **named) and _trains_nothing(loop)):
+        _TRAINING.begin(loop)
+
+
+def _trains_nothing(loop: Any) -> bool:
+    """Whether a loop that goes on from a checkpoint of a validation inside its epoch goes on with that
+    validation: 2.5 and newer tell where not.
+    """
+    if not hasattr(loop, "restarted_on_last"):
+        return True
+    return bool(loop.val_loop.restarted_mid_evaluation or loop.restarted_on_last)
 
 
 def _batch_ends(loop: Any, *_: object, **__: object) -> Any:

@@ -4,6 +4,9 @@ A step is `total_steps + 1` (asynchronous GRPO: `step + 1`, the number of the tr
 at `maybe_gpu_profile_step`; its time is the driver's own `total_step_time`. Where generation runs beside
 training it is for a later step, and is shown where it ran. Phases are the other labels of that timer, by
 NeMo RL's own names. The tasks of a worker are what `wrap_with_nvtx_name` names.
+
+With dynamic sampling the loop leaves that timer for as long as its batch has too few samples, and tries the
+same step again: all of it is one step.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class _Driver(LeadingLoop):
     def __init__(self) -> None:
         super().__init__()
         self.open: dict[tuple[int, str], Any] = {}
+        self.is_timed = False
 
     def begin(self, step: int) -> None:
         """Step `step` begins, unless it has: NeMo RL says so for the policy and for its generation."""
@@ -55,13 +59,16 @@ class _Driver(LeadingLoop):
         """The step that runs ends, and what is open in it before it."""
         while self.open:
             self.open.popitem()[1].__exit__(None, None, None)
+        self.is_timed = False
         super().end_step()
 
     def timer_begins(self, timer: int, label: str) -> None:
         if self.step is None or not self.profiler.active:
             return
         if label == _STEP:  # what opens the windows, NeMo RL's calls of its workers too, is not the step's
-            self.profiler.start_step(self.step)
+            if not self.is_timed:
+                self.profiler.start_step(self.step)
+            self.is_timed = True
             return
         self.open[timer, label] = self.phase(label)
 
@@ -177,8 +184,13 @@ def _started(begun: tuple[int, str], error: BaseException | None) -> None:
 
 
 def _stops(timer: object, label: str, *_: object, **__: object) -> None:
-    if _DRIVER.step is not None:
+    if _DRIVER.step is not None and not (label == _STEP and _is_tried_again()):
         _DRIVER.timer_ends(id(timer), label)
+
+
+def _is_tried_again() -> bool:
+    """Whether the loop has too few samples for its step yet, in the words of grpo.py and grpo_sync.py."""
+    return False in caller_locals("is_batch_complete", "is_complete", through="nemo_rl.utils.timer")
 
 
 def _times(_: object, label: str, *__: object, **___: object) -> None:

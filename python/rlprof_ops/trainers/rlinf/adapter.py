@@ -31,7 +31,7 @@ from rlprof_ops.runtime.process.hooks import (
     safely,
 )
 from rlprof_ops.runtime.process.worker_identity import DRIVER
-from rlprof_ops.runtime.trainer_request import request_of
+from rlprof_ops.runtime.trainer_request import whole_request_of
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
 _STEP = "step"
@@ -140,23 +140,24 @@ def _group_function(function: Any, *arguments: Any, **named: Any) -> None:
 
 
 def _profile_context(theirs: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker, else, in a job
-    that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
+    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker, though earlier
+    attempts may have brought home all that it asks; else, in a job that was asked for nothing, of RLinf's.
+    What is left of it writes into the run folder."""
     bound = theirs.bind(*arguments, **named)
     config, worker = bound.arguments.get("profiling_cfg"), str(bound.arguments["worker_name"])
     if config is None:
         return None
     safely("RLinf", _ask, config)
-    if safely("RLinf", _is_wrapped, worker):
+    if safely("RLinf", _is_ours, worker):
         return Substitute(bound.arguments["python_interpreter_path"])
     bound.arguments["profiling_cfg"] = _into_run_folder(config, worker)
     return bound.args, bound.kwargs
 
 
 def _profile_variables(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Where RLinf's own wrap would write: nothing of it for a worker that ours starts."""
+    """Where RLinf's own wrap would write: nothing of it for a worker that is ours."""
     worker = named.get("worker_name", arguments[1] if len(arguments) > 1 else None)
-    return Substitute({}) if worker and safely("RLinf", _is_wrapped, str(worker)) else None
+    return Substitute({}) if worker and safely("RLinf", _is_ours, str(worker)) else None
 
 
 def _ask(config: Any) -> None:
@@ -172,9 +173,11 @@ def _ask(config: Any) -> None:
         os.environ[env_names.REQUEST_JSON] = request.to_json()
 
 
-def _is_wrapped(worker: str) -> bool:
-    """Whether the request selects `<group>:<rank>` for a profiler that has to start it: our plugin does."""
-    request, (group, _, rank) = request_of(os.environ), worker.partition(":")
+def _is_ours(worker: str) -> bool:
+    """Whether the job's whole request selects `<group>:<rank>` for a profiler that has to start it. Our
+    plugin does, where something is left to take.
+    """
+    request, (group, _, rank) = whole_request_of(os.environ), worker.partition(":")
     specs = request.for_worker(group, int(rank.partition(":")[0] or 0)) if request else ()
     return any(backends.wraps(spec.backend) for spec in specs)
 

@@ -111,8 +111,17 @@ def _init_ended(first: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -
     if _leads(*arguments, **named):
         args = arguments[1]
         critics = args.num_critic_only_steps if args.use_critic else 0  # the actor waits through them
-        _STATE.wait(max(first, critics) + 1, args.num_rollout)
+        _STATE.wait(max(_first_rollout(first, args), critics) + 1, args.num_rollout)
     return first
+
+
+def _first_rollout(answered: int, args: Any) -> int:
+    """Where the driver begins: at `start_rollout_id`, which a run without a checkpoint of Megatron's has.
+    What `init` has answered counts where it is none, and for an actor made again (`--release-train`).
+    """
+    given = getattr(args, "start_rollout_id", None)
+    is_made_again = bool(getattr(args, "update_weight_start_version", 0))
+    return answered if given is None or is_made_again else int(given)
 
 
 def _leads(actor: Any, _: object, role: str, *__: object, **___: object) -> bool:

@@ -46,7 +46,7 @@ class _Training(LeadingLoop):
         if self.profiler is None:
             self.lead(WORKER, int(args.process_index), int(args.world_size))
             _follow_tokens()
-        self.begin_step(int(state.global_step) + 1)
+        self.begin_step(state.global_step + 1)
 
     def end_step(self) -> None:
         """The step has ended, and with it its training and what is left of TRL's contexts."""

@@ -7,7 +7,9 @@ whatever class. In the asynchronous trainers (one step off, separate) it is the 
 makes meanwhile is for a later step, and is shown where it ran. The fully asynchronous trainer runs the timer
 once a mini-step, and counts by versions of its parameters (verl 6461): its step is the version that it works
 towards, from the first of its mini-steps to the end of the one that hands the version over. Phases are the
-timers inside a step, by verl's own names, as `timing_s/<name>` has them.
+timers inside a step, by verl's own names, as `timing_s/<name>` has them. A trainer that filters groups (the
+DAPO recipe's) leaves its timer for as long as it has too few prompts, and tries the same step again: all of
+it is one step.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.frames import local_values
-from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow, safely
+from rlprof_ops.runtime.process.hooks import (
+    Intercept,
+    UnknownShape,
+    Watch,
+    attribute,
+    caller_locals,
+    expect,
+    follow,
+    safely,
+)
 from rlprof_ops.runtime.process.place import asyncio_task
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers import sample_versions
@@ -71,6 +82,7 @@ _ROLES = (
 )
 
 
+_TIMERS = "verl.utils.profiler.performance"
 # Frames between a hook in `_timer` and the trainer's method: the hook's own, two generators, `contextlib`'s.
 _MOST_FRAMES = 16
 
@@ -82,6 +94,7 @@ class _State(LeadingLoop):
         super().__init__()
         self.trainer: weakref.ref[Any] | None = None
         self.step_task: Any = None
+        self.is_tried_again = False
         self.roles: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
     def begin(self, name: str) -> Any:
@@ -92,9 +105,10 @@ class _State(LeadingLoop):
             if trainer is None:  # a worker, e.g. an agent loop around each of its samples
                 return begin_task(name)
             self.trainer = weakref.ref(trainer)
-        if name == "step" and (self.step is None or _version(trainer) is not None):
+        if name == "step" and (self.step is None or self.is_tried_again or _version(trainer) is not None):
+            self.is_tried_again = False
             self.lead(CONTROLLER)
-            if self.begin_step(_version(trainer) or int(attribute(trainer, "global_steps"))):
+            if self.begin_step(_version(trainer) or attribute(trainer, "global_steps")):
                 self.step_task = asyncio_task()  # else this is the next mini-step
             return "step"
         if asyncio_task() is not self.step_task:
@@ -105,7 +119,15 @@ class _State(LeadingLoop):
         if begun != "step":
             begun.__exit__(None, None, None)
         elif self.step != _version(self.trainer and self.trainer()):
-            self.end_step()
+            self.is_tried_again = _lacks_prompts()
+            if not self.is_tried_again:
+                self.end_step()
+
+
+def _lacks_prompts() -> bool:
+    """Whether the loop has too few prompts for its step yet, in the words of recipe/dapo."""
+    found, wanted = caller_locals("num_prompt_in_batch", "prompt_bsz", through=_TIMERS)
+    return isinstance(found, int) and isinstance(wanted, int) and found < wanted
 
 
 def _version(trainer: Any) -> int | None:
@@ -141,7 +163,7 @@ def install(name: str, module: ModuleType) -> None:
         add_rule(role_of)
         add_helpers(*_HELPERS)
         expect(module, "utils.profiler.performance", "utils.profiler.profile", "single_controller.ray.base")
-    elif name == "verl.utils.profiler.performance":
+    elif name == _TIMERS:
         if not inspect.isgeneratorfunction(attribute(module, "_timer")):
             raise UnknownShape("_timer is no generator function")
         follow(module, "_timer", Watch("verl", _timer_begins, _timer_ends))

@@ -8,6 +8,7 @@ selects they are `vllm_tp_worker`, the name that NeMo RL's reports have.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 from types import ModuleType
@@ -31,6 +32,8 @@ def follow_start(wrapper: Any) -> None:
 
 
 def _begins(wrapper: Any, all_kwargs: Any, *_: object, **__: object) -> None:
+    if multiprocessing.parent_process() is None:
+        return  # the trainer's own process, in which a rank of its engine computes (`external_launcher`)
     server = os.environ.get(env_names.WORKER)
     config = all_kwargs[wrapper.rpc_rank]["vllm_config"].parallel_config
     place = _place(config, int(getattr(wrapper, "global_rank", wrapper.rpc_rank)))

@@ -1,5 +1,5 @@
-"""One node's supervisor as the child of a submitit task: out of reach of its signals, gone in order when
-the task dies.
+"""A node's task as the child of a process that is no node: out of reach of the signals of that one's group,
+told to end when it is, gone in order when it dies. An order that is given before it listens waits for it.
 """
 
 from __future__ import annotations
@@ -9,34 +9,30 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 
-from rlprof_ops import env_names
 from rlprof_ops.job.end_cause import exit_status
-from rlprof_ops.job.knobs import home
+from rlprof_ops.supervisor.node.node_state import CAUSES
 
 _PAUSE_S = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class TaskProcess:
-    """`scripts/node.sh` in a session of its own: submitit's USR2 goes to the task's group, and would end
-    Ray.
-    """
+    """`argv` in a session of its own: submitit's USR2 goes to the task's group, and would end Ray."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         libc = ctypes.CDLL(None)  # loaded before the fork
         parent = os.getpid()
 
         def drain_without_parent() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, CAUSES)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(1)
 
-        argv = ["bash", str(home() / "scripts" / "node.sh")]
         self._process = subprocess.Popen(
             argv,
             env=dict(env),
@@ -75,15 +71,23 @@ class TaskProcess:
         return exit_status(self._process.wait(timeout=10))
 
 
-def python_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Make node.sh use this interpreter, unless the knobs name another."""
-    from rlprof_ops.job.knobs import import_path
+@contextlib.contextmanager
+def handed_on(
+    asks: Mapping[signal.Signals, signal.Signals], tell: Callable[[signal.Signals], None]
+) -> Iterator[None]:
+    """Hand on what this process is told: `tell` gets, for each signal of `asks`, the one it stands for.
+    Nothing outside the main thread, where signals are somebody else's.
+    """
 
-    path = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH", "")]))
-    more = {"PYTHONPATH": path, env_names.HOME: str(home())}
-    if not env.get("RLPROF_VENV") and not env.get("RLPROF_PYTHON"):
-        more["RLPROF_PYTHON"] = sys.executable
-        more["PATH"] = os.pathsep.join(
-            [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
-        )  # for COMMAND='python …'
-    return {**env, **more}
+    def handler(number: int, frame: FrameType | None) -> None:
+        tell(asks[signal.Signals(number)])
+
+    try:
+        before = {number: signal.signal(number, handler) for number in asks}
+    except ValueError:
+        before = {}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,1 @@
+"""Threads of ours inside a program that is watched, and its own timers beside them."""

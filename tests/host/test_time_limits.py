@@ -1,0 +1,136 @@
+"""A program that gives a sample up by a handler of SIGALRM that raises, as math-verify does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.request import request_from_dict
+
+LIMITED = """
+import signal
+from rlprof_ops.host.threads.time_limits import time_limits_wait
+from rlprof_ops.runtime.process.hooks import safely
+
+class GivenUp(TimeoutError):
+    pass
+
+def give_up(*_):
+    raise GivenUp
+
+signal.signal(signal.SIGALRM, give_up)
+profiles = []
+signal.signal(signal.SIGPROF, lambda *_: profiles.append(1))
+
+def ours():
+    done.append("begun")
+    for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGALRM):
+        signal.raise_signal(number)
+    with time_limits_wait():
+        signal.raise_signal(signal.SIGALRM)
+    done.append("ended")
+
+done = []
+for run in (ours, lambda: safely("test", ours)):
+    try:
+        with time_limits_wait():
+            run()
+    except GivenUp:
+        done.append("given up")
+try:
+    safely("test", ours)
+except GivenUp:
+    done.append("given up")
+print(*done, len(profiles), signal.getsignal(signal.SIGALRM) is give_up)
+"""
+TRAINER = """
+import signal, sys, time
+from rlprof_ops.runtime import profiler
+
+class GivenUp(Exception):
+    pass
+
+def give_up(*_):
+    raise GivenUp
+
+signal.signal(signal.SIGALRM, give_up)
+prof = profiler.from_env(worker="controller", rank=0)
+for step in range(1, 5):
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
+    try:
+        with prof.step(step):
+            while True:
+                time.sleep(0.01)
+    except GivenUp:
+        print("step", step, "was given up", flush=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+prof.close()
+"""
+
+
+def run(program: str, *arguments: str, env: dict[str, str]) -> str:
+    argv = [sys.executable, "-c", program, *arguments]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RLPROF_")}
+    env = {**plain, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_its_handler_raises_comes_when_our_work_is_done() -> None:
+    once = "begun ended given up"
+    assert run(LIMITED, env={}) == f"{once} {once} {once} 3 True\n"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("limit_s", [0.02, 0.3])
+def test_a_step_that_is_given_up_while_its_window_opens(tmp_path: Path, limit_s: float) -> None:
+    pytest.importorskip("torch")
+    capture = {"backend": "torch", "workers": ["controller"], "steps": "2:4", "options": {"with_stack": True}}
+    request = request_from_dict({"captures": [capture]}).to_json()
+    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request}
+
+    watched = run(TRAINER, str(limit_s), env=env)
+
+    assert (
+        watched
+        == run(TRAINER, str(limit_s), env={})
+        == "".join(f"step {n} was given up\n" for n in range(1, 5))
+    )
+    [log] = (tmp_path / "events").glob("*.jsonl")
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events.count("opened") == events.count("closed") >= 1 and "failed" not in events
+
+
+def test_a_child_that_another_thread_forks_meanwhile_has_the_programs_handlers() -> None:
+    program = (
+        "import os, signal, threading\n"
+        "from rlprof_ops.host.threads.time_limits import time_limits_wait\n"
+        "signal.signal(signal.SIGALRM, print)\n"
+        "def fork():\n"
+        "    child = os.fork()\n"
+        "    if not child: os._exit(signal.getsignal(signal.SIGALRM) is print)\n"
+        "    seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "seen = []\n"
+        "with time_limits_wait():\n"
+        "    seen.append(signal.getsignal(signal.SIGALRM) is print)\n"
+        "    thread = threading.Thread(target=fork); thread.start(); thread.join()\n"
+        "print(seen, signal.getsignal(signal.SIGALRM) is print)"
+    )
+    assert run(program, env={}) == "[False, 1] True\n"
+
+
+def test_no_timer_without_a_handler_is_touched() -> None:
+    program = (
+        "import signal; from rlprof_ops.host.threads.time_limits import time_limits_wait\n"
+        "with time_limits_wait(): print(signal.getsignal(signal.SIGALRM) is signal.SIG_DFL)"
+    )
+    assert run(program, env={}) == "True\n"
+    assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
