@@ -32,18 +32,23 @@ def profile(
 ) -> subprocess.CompletedProcess[str]:
     """The report of a program that ends well. `run`: a command, or the code of a Python program."""
     words = [sys.executable, "-c", run] if isinstance(run, str) else run
-    return run_well(command(output, "--force-overwrite=true", *options, run=words), {**os.environ, **env})
+    argv = command(output, "--force-overwrite=true", *options, run=words)
+    return run_well(argv, {**os.environ, **env}, output.with_name(f"{output.stem}.nsys-rep"))
 
 
-def run_well(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run to its good end, at most three times: nsys 2023.4 fails now and then on a busy machine."""
+def run_well(
+    argv: list[str], env: Mapping[str, str], makes: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run to its good end, at most three times: nsys 2023.4 fails now and then on a busy machine, or ends
+    with 0 and has not made the report.
+    """
     for _ in range(3):
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180)
-        if not done.returncode:
-            break
+        if not done.returncode and (makes is None or makes.is_file()):
+            return done
         print(done.stdout[-2000:], done.stderr[-2000:])
     done.check_returncode()
-    return done
+    raise FileNotFoundError(f"{makes} is not there: {done.stdout[-2000:]}")
 
 
 def export(report: Path, folder: Path) -> Path:

@@ -52,10 +52,10 @@ def command(path: str | None, folder: Path, program: tuple[str, ...], overrides:
     from rlprof_ops.submit.sbatch_line import command_line
 
     knobs = filled(os.environ)
-    if not names_python(knobs):
-        need("ray")
     request = load_request(path, os.environ, overrides).in_folder(os.getcwd())
     refuse_unheard(request, knobs)
+    if not names_python(knobs):
+        need("ray")
     for note in request.notes:
         click.echo(f"rlprof: {note}", err=True)
     folder.mkdir(parents=True, exist_ok=True)

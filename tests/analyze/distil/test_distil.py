@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import real_nsys
 from tests.analyze.shared import kernel, mark, real, write_trace
 from tests.waits import wait_until
 
@@ -118,14 +119,7 @@ def captured(node: Node) -> Path:
     """A real report that holds `SECRET`, as nsys keeps the environment."""
     pytest.importorskip("nvtx")
     report = node.place("nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_77.nsys-rep")
-    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report)]
-    subprocess.run(
-        [*argv, sys.executable, "-c", CAPTURED],
-        check=True,
-        capture_output=True,
-        timeout=120,
-        env=os.environ | {"API_TOKEN": SECRET},
-    )
+    real_nsys.profile(report, CAPTURED, API_TOKEN=SECRET)
     assert SECRET.encode() in report.read_bytes()
     return report
 
@@ -317,7 +311,8 @@ def test_a_node_without_pyarrow_says_so_once(node: Node) -> None:
     assert node.log().count("pyarrow not installed") == 1
 
 
-def test_it_waits_while_a_window_is_open(node: Node) -> None:
+def test_it_waits_while_a_window_is_open(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     log = node.path / "events/policy_worker_rank0_n1.jsonl"
     rows = [
         {"event": "registered", "worker": "w", "rank": 0, "pid": os.getpid(), "host": "n1", "t_ns": 1},
@@ -330,7 +325,7 @@ def test_it_waits_while_a_window_is_open(node: Node) -> None:
     closed = rows[1] | {"event": "closed", "t_ns": 3, "path": "profiles/x"}
     with open(log, "a") as file:
         file.write(json.dumps(closed) + "\n")
-    assert looking.look() and cache.cache_path(report).is_file()
+    assert looking.look() and cache.cache_path(report).is_file(), caplog.text
     assert not looking.look()
 
 
