@@ -43,7 +43,7 @@ BUDGET = {
     "backends": 3270,  # 1,300; CUDA, doctor, inner workers, captures, exports, endings, forks (45)
     "window": 1062,  # 700; windows inside a step, room on the disk (44), no secrets (33), unsaved (7)
     "trainers": 3861,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, ranks, attempts (29)
-    "runtime": 3935,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (168)
+    "runtime": 3943,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (176)
     "rayenv": 894,  # 900; a patched Ray, rlprof wrap, PYTHONPATH, env (14), its reports without secrets (101)
     "collect": 3828,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64)
     "supervisor": 3935,  # 2,200; steps from output (240), Ray in a hang (70), full disks, limits moved (9)

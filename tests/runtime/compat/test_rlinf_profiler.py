@@ -1,6 +1,8 @@
 """RLinf's PyTorchProfiler: the document's configuration, its results, its limits. Real torch.profiler."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,33 @@ def test_only_the_asked_ranks_profile(config, tmp_path):
     run(prof, "infer", forward_only=True)
 
     assert not (tmp_path / "profiler").exists()
+
+
+@pytest.mark.parametrize("where", ["start", "stop"])
+def test_a_time_limit_of_the_programs_is_not_taken_for_a_fault(config, monkeypatch, capsys, where):
+    """A verifier's handler of SIGALRM raises; torch works for longer than it allows."""
+    import torch
+
+    prof = PyTorchProfiler.from_config(config)
+    work = getattr(torch.profiler.profile, where)
+
+    def slow(self):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        time.sleep(0.3)
+        return work(self)
+
+    def given_up(number, frame):
+        raise TimeoutError("the sample takes too long")
+
+    monkeypatch.setattr(torch.profiler.profile, where, slow)
+    before = signal.signal(signal.SIGALRM, given_up)
+    try:
+        with pytest.raises(TimeoutError, match="the sample"):
+            run(prof, "infer", forward_only=True)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        prof.stop(forward_only=True)
+    assert "PyTorchProfiler" not in capsys.readouterr().err
 
 
 def test_markers_need_no_if(monkeypatch):

@@ -188,9 +188,11 @@ threading.Timer(0.5, told).start()
 """
 
 
-def test_a_window_that_does_not_close_keeps_a_process_in_c_code_only_so_long(monkeypatch) -> None:
+@pytest.mark.parametrize("busy", ["", ", lambda: True"])
+def test_what_does_not_end_keeps_a_process_in_c_code_only_so_long(busy, monkeypatch) -> None:
+    """A window that does not close, and a profiler that is started for ever."""
     monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "0.2")
-    stuck = "stuck = signals.on_terminate(lambda: threading.Event().wait())\n"
+    stuck = f"stuck = signals.on_terminate(lambda: threading.Event().wait(){busy})\n"
     lines, code = ended(IN_C + stuck + "pause(20_000_000); os._exit(3)", stderr="windows did not close")
 
     assert lines == [] and code == -signal.SIGTERM

@@ -23,6 +23,7 @@ from typing import Any
 
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.torch.recorder import TorchProfile
+from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime.compat.rlinf_profiler_config import PyTorchProfilerConfig, checked
 from rlprof_ops.runtime.process.event_log import log_once
 
@@ -125,26 +126,34 @@ class PyTorchProfiler:
         action = self._action(kind)
         if action == "none":
             return
-        try:
-            profile = self._make_profile(action)
-            profile.start()
-            self._running = (kind, profile)
-        except Exception as error:
-            log_once(f"PyTorchProfiler did not start: {error}")
+        with time_limits_wait():  # what the program raises is its own
+            try:
+                profile = self._make_profile(action)
+                profile.start()
+                self._running = (kind, profile)
+            except Exception as error:
+                log_once(f"PyTorchProfiler did not start: {error}")
 
     def stop(self, forward_only: bool = False) -> None:
         """After the call: save what was recorded, and count the call."""
         kind = FORWARD if forward_only else FORWARD_BACKWARD
-        if self._running:
-            running_kind, profile = self._running
-            self._running = None
-            try:
-                profile.stop()
-                if running_kind == kind and self._action(kind) == "record":
-                    self._save(profile, kind)
-            except Exception as error:
-                log_once(f"PyTorchProfiler could not save a {kind} call: {error}")
-        self._calls[kind] += 1
+        try:
+            with time_limits_wait():
+                self._end_running(kind)
+        finally:
+            self._calls[kind] += 1
+
+    def _end_running(self, kind: str) -> None:
+        if not self._running:
+            return
+        running_kind, profile = self._running
+        self._running = None
+        try:
+            profile.stop()
+            if running_kind == kind and self._action(kind) == "record":
+                self._save(profile, kind)
+        except Exception as error:
+            log_once(f"PyTorchProfiler could not save a {kind} call: {error}")
 
     @contextlib.contextmanager
     def call(self, forward_only: bool = False) -> Iterator[None]:

@@ -116,7 +116,8 @@ class Hook:
         is there, which would have waited for it as well.
         """
         time.sleep(_PATIENCE_S)
-        while any(hook._busy() for hook in _hooks_alone()):
+        deadline = time.monotonic() + close_wait_s()
+        while any(hook._busy() for hook in _hooks_alone()) and time.monotonic() < deadline:
             time.sleep(_BUSY_S)
         hooks, to_default = _hooks_alone(), _default_setter()
         if to_default is None or not hooks or not hooks[0]._turn.acquire(blocking=False):
@@ -125,7 +126,7 @@ class Hook:
         closing = OwnThread(lambda: [action() for action in actions])
         with contextlib.suppress(RuntimeError):  # no new threads
             closing.start()
-            closing.join(close_wait_s())
+            closing.join(max(0.0, deadline - time.monotonic()))
         if closing.is_alive():
             log(f"told to end in C code: its windows did not close within {limit(close_wait_s())}")
         to_default(signal.SIGTERM, None)
