@@ -141,6 +141,23 @@ def test_a_window_asked_while_the_job_ran_that_left_no_report_has_its_line(tmp_p
     assert [report.capture for report in manifest.reports] == [None]
 
 
+def test_a_window_asked_while_the_job_ran_that_was_cut_short_has_its_line(tmp_path):
+    asked_by = "when-slow_step-step4-1"
+    job = RunFolder(tmp_path / "4711-logs", ON_ITS_OWN)
+    whole = [told("opened", 5, asked_by), told("closed", 5, asked_by)]
+    cut = [whole[0], told("closed", 5, asked_by, partial=True)]
+    for rank, windows in enumerate((whole, cut, whole)):
+        job.report("torch", "policy_worker", rank, 5, 6, data=b'{"traceEvents": [' if rank == 2 else None)
+        job.worker("policy_worker", rank, windows=windows)
+    manifest = run(job.write(end={"cause": "signal", "detail": "SIGTERM"}))
+    assert {capture.rank: (capture.state, capture.asked_by) for capture in manifest.captures} == {
+        1: ("truncated", asked_by),
+        2: ("truncated", asked_by),
+    }
+    assert all(capture.reason and capture.report for capture in manifest.captures)
+    assert [report.rank for report in manifest.unplanned] == [0]
+
+
 @pytest.mark.parametrize(
     ("workers", "listens", "last_step", "exit_code", "expected"),
     [

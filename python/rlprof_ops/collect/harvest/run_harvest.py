@@ -18,7 +18,7 @@ from rlprof_ops.collect.harvest.capture_state import result_of
 from rlprof_ops.collect.harvest.expected import asked_meanwhile, planned
 from rlprof_ops.collect.harvest.heard import heard
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
-from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
+from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest, Report
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
 from rlprof_ops.collect.sync.routes import SESSION
@@ -205,7 +205,7 @@ def _join(
     run: ContainedDir,
 ) -> Manifest:
     """Each planned capture with its reports, which are marked with it in their list; and each that was asked
-    while the job ran and has left none.
+    while the job ran and is not whole.
     """
     by_key: dict[object, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
@@ -213,16 +213,15 @@ def _join(
             key = report_names.window_key(report.backend, report.worker, report.rank, start, phase)
             by_key[key].append(index)
     results: list[CaptureResult] = []
-    for item in planned(observed):
-        indices = by_key.setdefault(item.key, [])
-        result = result_of(item, [reports[index] for index in indices], observed)
-        for index in indices:
+    told = set()
+    for item in (*planned(observed), *asked_meanwhile(observed, _recorded(run, CAPTURES, "id"))):
+        result = result_of(item, [reports[index] for index in by_key[item.key]], observed)
+        if item.asked_by and (item.key in told or result.state in WHOLE):
+            continue
+        told.add(item.key)
+        for index in by_key[item.key]:
             reports[index] = replace(reports[index], capture=result.id)
         results.append(result)
-    for item in asked_meanwhile(observed, _recorded(run, CAPTURES, "id")):
-        if item.key not in by_key:
-            by_key[item.key] = []
-            results.append(result_of(item, [], observed))
     findings = _recorded(run, FINDINGS, "text")
     return Manifest(
         *(observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings),
