@@ -33,7 +33,12 @@ def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) ->
     where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins. Where
     steps overlap throughout, each rank's step goes from its own begin to the begin of its next.
     """
-    rows = _opened_together([_as_long_as_others(row, rows, clock_of) for row in rows], clock_of)
+    marked: dict[int, list[RankStep]] = {}
+    for row in rows:
+        if row.marked:
+            marked.setdefault(row.step, []).append(row)
+    longer = [_as_long_as_others(row, marked.get(row.step, ()), clock_of) for row in rows]
+    rows = _opened_together(longer, clock_of)
     rows = _cut_alike(rows, clock_of)
     apart = overlapping(rows, clock_of)
     whole = {} if apart else _whole_steps(rows, clock_of)
@@ -173,22 +178,20 @@ def _cut_alike(rows: list[RankStep], clock_of: Callable[[str], str]) -> list[Ran
     ]
 
 
-def _as_long_as_others(row: RankStep, rows: list[RankStep], clock_of: Callable[[str], str]) -> RankStep:
-    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
-    something.
+def _as_long_as_others(row: RankStep, marked: Sequence[RankStep], clock_of: Callable[[str], str]) -> RankStep:
+    """A step without a mark lasts as long as the other ranks say, who have `marked` it; its own ranges tell
+    only when it did something.
     """
     if row.marked or row.gpu is not None or row.count != 1:
         return row
     clock = clock_of(row.rank.host)  # an untold one may be right all the same: where the times overlap
-    marked = [
-        o
-        for o in rows
-        if o.step == row.step
-        and o.marked
-        and (clock_of(o.rank.host) == clock or (o.start < row.end and row.start < o.end))
+    others = [
+        other
+        for other in marked
+        if clock_of(other.rank.host) == clock or (other.start < row.end and row.start < other.end)
     ]
-    if not marked:
+    if not others:
         return row
     return replace(
-        row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked))
+        row, start=min(row.start, min(o.start for o in others)), end=max(row.end, max(o.end for o in others))
     )
