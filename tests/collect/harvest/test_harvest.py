@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 
 import jsonschema
 import pytest
 from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
+from rlprof_ops.collect import job_state
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.manifest_schema import schema
 from rlprof_ops.collect.harvest.run_harvest import harvest
@@ -741,6 +743,27 @@ def test_a_job_whose_head_died_is_over_when_the_other_nodes_say_so(job):
     assert manifest.notes == (
         "run.json was never finished: its head node n1 ended without a word; the other nodes have ended",
     )
+
+
+@pytest.mark.parametrize(("seconds_ago", "running"), [(20, True), (400, False)])
+def test_a_job_that_slurm_does_not_know_runs_while_its_head_tells_of_it(
+    job, monkeypatch, tmp_path, seconds_ago, running
+):
+    """On the login node of another cluster that shares the storage. Slurm forgets its own after minutes."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    job.records = {}
+    job.worker("policy_worker", 0, last_step=2, ended=False)
+    written_ns = time.time_ns() - seconds_ago * 10**9
+    job.file("state.json", job_state.JobState(written_ns, step=2).to_json().encode())
+    driver = {"started_ns": 2, "ended_ns": None, "exit_code": None, "signal": None}
+    manifest = run(job.write(end={"cause": "running", "detail": ""}, driver=driver))
+    assert manifest.running is running
+    said = reasons(manifest)["nsight/policy_worker/rank0/step3-4"][1]
+    assert ("the job is still running" in said) is running, said
 
 
 @pytest.mark.parametrize(
