@@ -12,16 +12,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host.contained_dir import PinnedDir
+from rlprof_ops.job.folders import RunFolder as RunPlace
+from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.job.run_folder import find, folder_of
 from rlprof_ops.operate import job_logs
 from rlprof_ops.operate.end_job import stop
 from rlprof_ops.operate.follow import Lines, follow
 from rlprof_ops.request import load_request
 from rlprof_ops.slurm import client
+from rlprof_ops.submit.resubmit import asked_again
+from rlprof_ops.supervisor.head import write_attach_file
 from tests.operate.conftest import REQUEST, RunFolder
 from tests.operate.test_submit import run, sent
 
@@ -439,6 +445,26 @@ def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
     run_folder.record(cause="driver_exit", exit_code=1, command="TOKEN=*** python train.py")
     assert run("retry", "4711") == 1
     assert "give the command again after `--`" in capsys.readouterr().err
+
+
+def test_retry_of_a_job_that_sbatch_started_has_each_of_its_knobs(fake, run_folder):
+    """Also those whose name is not ours, and those after one of several lines."""
+    asked = {
+        "BASE_LOG_DIR": str(run_folder.path.parent),
+        "CONTAINER": "img.sqsh",
+        "GPUS_PER_NODE": "4",
+        "RLPROF_RAY_RESOURCES": '{\n "fast_disk": 1\n}',
+        "RLPROF_READY_SECONDS": "900",
+        "SETUP_COMMAND": "module load cuda\nulimit -c 0",
+    }
+    run = RunPlace(run_folder.path)
+    place = SimpleNamespace(run=run, pinned_run=lambda: PinnedDir(run.path, run.path / ".secrets/inode"))
+    given = {**{name: knob.default for name, knob in read_knobs().items()}, **asked, "COMMAND": "python x.py"}
+    write_attach_file(place, given | {"RLPROF_JOB": "4711"})
+    run_folder.record(cause="driver_exit", exit_code=1)
+    again, _ = asked_again(run_folder.path, {})
+    assert again.knobs == asked and again.command == "python train.py"
+    assert b"COMMAND='python x.py'" not in run.attach_env.read_bytes()
 
 
 def test_retry_takes_the_secrets_of_a_request_from_the_shell(fake, run_folder, capsys, monkeypatch):
