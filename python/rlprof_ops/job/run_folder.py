@@ -202,7 +202,7 @@ def _site_base(env: Mapping[str, str]) -> Iterator[Path]:
 
 def _base_of_checkout(home: Path) -> Iterator[Path]:
     """BASE_LOG_DIR of the checkout that the job's ray.sub lies in, which need not be ours."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(OSError):
         base = read_env_file(home / "env" / "site.env").get("BASE_LOG_DIR", "")
         if base.startswith("/"):
             yield Path(base)
