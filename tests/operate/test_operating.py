@@ -19,6 +19,7 @@ import pytest
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.job.folders import RunFolder as RunPlace
+from rlprof_ops.job.job_history import recall
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.job.run_folder import find, folder_of
 from rlprof_ops.operate import job_logs
@@ -177,6 +178,40 @@ def test_a_job_is_found_by_the_folder_that_it_recorded_with_slurm(
     second = run_folder.path.with_name("4711.r1-logs")
     run_folder.path.rename(second)
     assert find("4711").run == second
+
+
+@pytest.mark.parametrize(("folder", "other"), [("102-logs", "99_3"), ("99_3-logs", "102")])
+def test_an_element_of_an_array_is_found_by_both_of_its_numbers(fake, run_folder, monkeypatch, folder, other):
+    """Plain sbatch names its folders by the number of the job, submitit by those of array and element."""
+    place = run_folder.path.with_name(folder)
+    run_folder.record(job=folder.removesuffix("-logs"))
+    run_folder.path.rename(place)
+    mine = {"UserId": f"me({os.getuid()})", "Comment": f"rlprof:{place}"}
+    fake.show(other, "RUNNING", **mine)
+    monkeypatch.chdir("/")
+    assert find(other).run == place
+    place.rename(place.with_name(folder.replace("-logs", ".r1-logs")))
+    assert find(other).run == find(f"{other}.r1").run == place.with_name(folder.replace("-logs", ".r1-logs"))
+    assert [known.job for known in recall()] == [folder.removesuffix("-logs")]
+
+
+def test_a_place_that_may_not_be_looked_into_hides_no_other(fake, run_folder, monkeypatch, capsys, tmp_path):
+    """The folder of a project that has ended."""
+    run_folder.record()
+    real = os.stat
+
+    def closed(path, *more, **how):
+        if str(path).startswith("/closed/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *more, **how)
+
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setenv("BASE_LOG_DIR", "/closed/project")
+    monkeypatch.chdir(run_folder.path.parent)
+    assert find("4711").run == run_folder.path
+    monkeypatch.chdir("/")
+    assert run("status", "4711") == 2
+    assert "tried /closed/project/4711-logs" in capsys.readouterr().err
 
 
 def test_a_job_whose_own_checkout_has_a_site_is_found_before_it_recorded_anything(
