@@ -455,6 +455,7 @@ LAST = {"event": "step", "step": 4, "begin_ns": 25, "end_ns": 60, "phases": []}
         ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 50}, "truncated"),
         ({"last_step": 4, "ended": False}, [LAST], 40, None, "truncated"),  # by nsys, when it was killed
         ({"last_step": 4, "ended": False}, [LAST], 100, None, "ok"),  # killed after its last step
+        ({"last_step": 4, "ended": False}, [LAST], 0, None, "ok"),  # on storage that keeps whole seconds
         ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 70}, "ok"),
         ({"last_step": 4, "ended": True}, [], 100, None, "ok"),  # a tool that writes at the end
         ({"last_step": 5, "ended": False}, [], 100, None, "ok"),
