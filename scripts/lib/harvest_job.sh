@@ -44,7 +44,7 @@ harvest_job::_options() {
     local cpus="${SLURM_CPUS_ON_NODE:-1}"
 
     (( cpus <= 4 )) || cpus=4
-    options=("--dependency=afterany:${SLURM_JOB_ID}" --nodes=1 --ntasks=1 "--cpus-per-task=${cpus}" --job-name=rlprof-harvest
+    options=("--dependency=afterany:$(slurm::_alone)" --nodes=1 --ntasks=1 "--cpus-per-task=${cpus}" --job-name=rlprof-harvest
         "--time=$(( (RLPROF_HARVEST_SECONDS + RLPROF_REPORT_SECONDS) / 60 + 10 ))" --export=ALL --no-requeue
         "--chdir=${run_folder}" "--output=${run_folder}/logs/harvest.log" --open-mode=append)
     [[ -z ${SLURM_JOB_ACCOUNT-} ]] || options+=("--account=${SLURM_JOB_ACCOUNT}")

@@ -119,18 +119,25 @@ job::_make() {
     (
         common::umask 027
         mkdir -p -- "${base}" || exit 1
-        mkdir -- "${RLPROF_RUN_DIR}" 2> /dev/null || job::_is_prepared "${RLPROF_RUN_DIR}"
+        job::_mkdir "${RLPROF_RUN_DIR}" 2> /dev/null || job::_is_prepared "${RLPROF_RUN_DIR}"
     ) || return 1
     job::_hold "${RLPROF_RUN_DIR}" || return 1
     (
         common::umask 027
-        mkdir -- "${RUN_FOLDER}/logs" || exit 1
+        job::_mkdir "${RUN_FOLDER}/logs" || exit 1
         common::umask 077
-        mkdir -p -- "${RUN_FOLDER}/.secrets" || exit 1
-        mkdir -- "${RUN_FOLDER}/control" || exit 1
+        [[ -d ${RUN_FOLDER}/.secrets ]] || job::_mkdir "${RUN_FOLDER}/.secrets" || exit 1
+        job::_mkdir "${RUN_FOLDER}/control" || exit 1
         set -o noclobber
-        head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RUN_FOLDER}/.secrets/ray_token"
+        : > "${RUN_FOLDER}/.secrets/ray_token" || exit 1
+        chmod 600 -- "${RUN_FOLDER}/.secrets/ray_token" 2> /dev/null || true # who reads it checks
+        head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >> "${RUN_FOLDER}/.secrets/ray_token"
     )
+}
+
+# A folder of ours with what the umask leaves, also where the folder above has a default ACL, which takes the umask's place.
+job::_mkdir() {
+    mkdir -m "$(printf '%03o' "$(( 8#777 & ~8#$(umask) ))")" -- "$1"
 }
 
 # Hold the run folder open, and set RUN_FOLDER to the path by which this script writes: where others may rename in the

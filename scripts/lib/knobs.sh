@@ -9,18 +9,20 @@ knobs::_fill_from() {
     local -r file="$1"
     local line name number=0
 
-    while IFS= read -r line || [[ -n ${line} ]]; do
+    # In a locale of UTF-8 a byte that is none would take the line break after it along.
+    while IFS= LC_ALL=C read -r line || [[ -n ${line} ]]; do
         number=$(( number + 1 ))
         line="${line%$'\r'}"
-        if [[ ! ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]]; then
+        # Neither pattern goes to the end of the line, where bytes that the locale does not know would match nothing.
+        if [[ ! ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)= ]]; then
             # What stands after the equals sign may be a secret.
-            [[ ${line} =~ ^[[:space:]]*(#.*)?$ ]] \
+            [[ ${line} =~ ^[[:space:]]*(#|$) ]] \
                 || common::log "${file}:${number}: '${line%%=*}' does not begin a line NAME=value, so it sets nothing"
             continue
         fi
         name="${BASH_REMATCH[1]}"
         if [[ -z ${!name+x} ]]; then
-            export "${name}=${BASH_REMATCH[2]}"
+            export "${name}=${line#*=}"
         fi
     done < "${file}"
 }

@@ -140,6 +140,8 @@ slurm::srun_line() {
     # job's own wish for each task holds for its steps too (Slurm 22.05), unless the step asks for all GPUs of its nodes.
     slurm::_gpus_of_all_tasks
     unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU
+    # `sbatch --export=NONE` holds for its steps too, and would keep from them what this script has exported.
+    unset SLURM_EXPORT_ENV SRUN_EXPORT_ENV
     TASK_LINE=(bash "${home}/scripts/node.sh")
     slurm::_container_arguments "${home}" "${run_folder}"
     SRUN+=("${TASK_LINE[@]}")

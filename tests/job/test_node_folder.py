@@ -27,6 +27,14 @@ def test_a_job_finds_its_own_folder_again(tmp_path):
         assert folder.is_this_jobs()
 
 
+@pytest.mark.parametrize("written", ["/logs//4711-logs", "/logs/./4711-logs"])
+def test_the_command_that_brings_reports_home_finds_it_however_the_run_folder_was_written(tmp_path, written):
+    """BASE_LOG_DIR=/logs/ or ./logs: the command has the path as Python writes it."""
+    made = node_folder(tmp_path, "4711", mark(written, "1.5"))
+    made.create()
+    assert node_folder(tmp_path, "4711", mark("/logs/4711-logs", "1.5")).path == made.path
+
+
 def test_what_an_earlier_job_of_this_number_left_is_neither_used_nor_touched(tmp_path):
     earlier = node_folder(tmp_path, "4711", mark("/logs/4711-logs", "1.5"))
     earlier.create()

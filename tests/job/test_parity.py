@@ -183,7 +183,7 @@ def with_files_by_bash(env: dict[str, str]) -> dict[str, str]:
     libraries = "; ".join(f"source {HOME}/scripts/lib/{name}.sh" for name in ("common", "knobs"))
     script = f"set -euo pipefail; {libraries}; knobs::load {HOME} 2> /dev/null; env -0"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=30, check=True)
-    pairs = (line.partition("=") for line in done.stdout.decode().split("\0") if line)
+    pairs = (line.partition("=") for line in os.fsdecode(done.stdout).split("\0") if line)
     return {name: value for name, _, value in pairs if name not in ("PWD", "SHLVL", "_", "OLDPWD")}
 
 
@@ -212,6 +212,22 @@ def test_files_of_site_and_trainer_fill_the_environment_alike(tmp_path, more):
     if more.get("RLPROF_SITE_ENV") != "":
         assert python["QUOTED"] == "\"two  words\" 'and more'" and python["FROM_WINDOWS"] == "1"
         assert not {"EXPORTED", "INDENTED"} & python.keys()
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_site_file_that_is_not_utf_8_is_read_alike(tmp_path, locale):
+    """Latin-1, from an old editor: a comment that ends so takes no line with it, a path keeps its bytes."""
+    site = "# Menü\nBASE_LOG_DIR=/projekt/grün/x\nMENÜ=1\nENDS=ü\nLAST=1\n"
+    (tmp_path / "site.env").write_bytes(site.encode("latin-1"))
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "LC_ALL": locale,
+        "RLPROF_SITE_ENV": str(tmp_path / "site.env"),
+    }
+    bash, python = with_files_by_bash(env), filled(env)
+    assert {**bash, "RLPROF_HOME": ""} == {**python, "RLPROF_HOME": ""}
+    assert os.fsencode(python["BASE_LOG_DIR"]) == b"/projekt/gr\xfcn/x" and python["LAST"] == "1"
 
 
 STEPS = {

@@ -12,16 +12,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host.contained_dir import PinnedDir
+from rlprof_ops.job.folders import RunFolder as RunPlace
+from rlprof_ops.job.job_history import recall
+from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.job.run_folder import find, folder_of
 from rlprof_ops.operate import job_logs
 from rlprof_ops.operate.end_job import stop
 from rlprof_ops.operate.follow import Lines, follow
 from rlprof_ops.request import load_request
 from rlprof_ops.slurm import client
+from rlprof_ops.submit.resubmit import asked_again
+from rlprof_ops.supervisor.head import write_attach_file
 from tests.operate.conftest import REQUEST, RunFolder
 from tests.operate.test_submit import run, sent
 
@@ -171,6 +178,40 @@ def test_a_job_is_found_by_the_folder_that_it_recorded_with_slurm(
     second = run_folder.path.with_name("4711.r1-logs")
     run_folder.path.rename(second)
     assert find("4711").run == second
+
+
+@pytest.mark.parametrize(("folder", "other"), [("102-logs", "99_3"), ("99_3-logs", "102")])
+def test_an_element_of_an_array_is_found_by_both_of_its_numbers(fake, run_folder, monkeypatch, folder, other):
+    """Plain sbatch names its folders by the number of the job, submitit by those of array and element."""
+    place = run_folder.path.with_name(folder)
+    run_folder.record(job=folder.removesuffix("-logs"))
+    run_folder.path.rename(place)
+    mine = {"UserId": f"me({os.getuid()})", "Comment": f"rlprof:{place}"}
+    fake.show(other, "RUNNING", **mine)
+    monkeypatch.chdir("/")
+    assert find(other).run == place
+    place.rename(place.with_name(folder.replace("-logs", ".r1-logs")))
+    assert find(other).run == find(f"{other}.r1").run == place.with_name(folder.replace("-logs", ".r1-logs"))
+    assert [known.job for known in recall()] == [folder.removesuffix("-logs")]
+
+
+def test_a_place_that_may_not_be_looked_into_hides_no_other(fake, run_folder, monkeypatch, capsys, tmp_path):
+    """The folder of a project that has ended."""
+    run_folder.record()
+    real = os.stat
+
+    def closed(path, *more, **how):
+        if str(path).startswith("/closed/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *more, **how)
+
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setenv("BASE_LOG_DIR", "/closed/project")
+    monkeypatch.chdir(run_folder.path.parent)
+    assert find("4711").run == run_folder.path
+    monkeypatch.chdir("/")
+    assert run("status", "4711") == 2
+    assert "tried /closed/project/4711-logs" in capsys.readouterr().err
 
 
 def test_a_job_whose_own_checkout_has_a_site_is_found_before_it_recorded_anything(
@@ -439,6 +480,26 @@ def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
     run_folder.record(cause="driver_exit", exit_code=1, command="TOKEN=*** python train.py")
     assert run("retry", "4711") == 1
     assert "give the command again after `--`" in capsys.readouterr().err
+
+
+def test_retry_of_a_job_that_sbatch_started_has_each_of_its_knobs(fake, run_folder):
+    """Also those whose name is not ours, and those after one of several lines."""
+    asked = {
+        "BASE_LOG_DIR": str(run_folder.path.parent),
+        "CONTAINER": "img.sqsh",
+        "GPUS_PER_NODE": "4",
+        "RLPROF_RAY_RESOURCES": '{\n "fast_disk": 1\n}',
+        "RLPROF_READY_SECONDS": "900",
+        "SETUP_COMMAND": "module load cuda\nulimit -c 0",
+    }
+    run = RunPlace(run_folder.path)
+    place = SimpleNamespace(run=run, pinned_run=lambda: PinnedDir(run.path, run.path / ".secrets/inode"))
+    given = {**{name: knob.default for name, knob in read_knobs().items()}, **asked, "COMMAND": "python x.py"}
+    write_attach_file(place, given | {"RLPROF_JOB": "4711"})
+    run_folder.record(cause="driver_exit", exit_code=1)
+    again, _ = asked_again(run_folder.path, {})
+    assert again.knobs == asked and again.command == "python train.py"
+    assert b"COMMAND='python x.py'" not in run.attach_env.read_bytes()
 
 
 def test_retry_takes_the_secrets_of_a_request_from_the_shell(fake, run_folder, capsys, monkeypatch):

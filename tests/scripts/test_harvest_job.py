@@ -116,6 +116,14 @@ def test_a_quote_that_does_not_end_is_said_at_the_start(sbatch):
     )
 
 
+def test_of_the_last_element_of_an_array_it_does_not_wait_for_the_others(sbatch):
+    """Slurm takes that one's number for the whole array."""
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    sbatch.bash('harvest_job::submit "$RLPROF_HOME" "$RLPROF_RUN_DIR"', **array)
+    [(argv, _)] = sbatch.calls
+    assert "--dependency=afterany:4711_3" in argv
+
+
 def test_it_is_a_job_of_one_node_after_this_one_with_nothing_of_the_users(sbatch):
     secret = {"HF_TOKEN": "hf_abc", "RLPROF_REQUEST_JSON": "{}", "RLPROF_SRUN_ARGS": "--gres=gpu:8"}
     done = subprocess.run(

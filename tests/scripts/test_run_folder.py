@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import stat
+import struct
 import subprocess
 from pathlib import Path
 
@@ -76,6 +77,25 @@ def test_it_is_made_for_its_user_alone(tmp_path):
 def test_a_stricter_umask_stays(tmp_path):
     done = make(str(tmp_path), tmp_path, MASK="0077")
     assert set(modes(Path(done.stdout)).values()) == {0o700, 0o600}, done.stderr
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_default_acl_lets_nobody_in(tmp_path, submitted):
+    """`setfacl -d -m g::rwx` on a project's folder: it takes the umask's place for all that is made below."""
+    rights = ((1, 7), (4, 7), (16, 7), (32, 5))  # acl(5): user::rwx group::rwx mask::rwx other::r-x
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each, 0xFFFFFFFF) for each in rights)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no ACLs here: {error}")
+    if submitted:
+        (tmp_path / "4711-logs").mkdir(mode=0o750)
+        (tmp_path / "4711-logs/.secrets").mkdir(mode=0o700)
+    done = make(str(tmp_path), tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = modes(Path(done.stdout))
+    assert found["4711-logs"] == found["4711-logs/logs"] == 0o750
+    assert len(RunFolder(Path(done.stdout)).read_token()) == 64, "it checks the others"
 
 
 def test_a_folder_that_is_there_is_never_used_again(tmp_path):

@@ -82,6 +82,14 @@ def test_wishes_for_each_task_do_not_reach_our_one_task_a_node():
     assert "SLURM_GPUS=24" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"])
+def test_a_job_without_the_shells_environment_gives_its_nodes_what_the_script_exports(name):
+    """sbatch --export=NONE: srun reads it as its own, and node.sh would have neither home nor run folder."""
+    job = {"RLPROF_JOB": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_SUBMIT_DIR": "/s", name: "NONE"}
+    done = bash(["-c", f"{SCRIPT}\nenv", "test", "/shared/7-logs"], job)
+    assert done.returncode == 0 and f"{name}=" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("each", "tasks", "expected"), [("1", "24", ["--gpus-per-node=8"]), ("a100:1", "20", []), ("", "24", [])]
 )

@@ -233,8 +233,10 @@ def node_folder(root: Path, job: str, mark: str) -> NodeFolder:
 
 
 def job_mark(env: Mapping[str, str]) -> str:
-    """What tells this job from another of its number: its run folder and when it began."""
-    return f"{env[env_names.RUN_DIR]}\n{env.get(env_names.BEGAN, '')}\n"
+    """What tells this job from another of its number: its run folder, however it is written, and when it
+    began.
+    """
+    return f"{Path(env[env_names.RUN_DIR])}\n{env.get(env_names.BEGAN, '')}\n"
 
 
 def run_dir_of(node_dir: Path) -> Path | None:

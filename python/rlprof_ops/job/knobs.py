@@ -161,8 +161,12 @@ def ignored_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines as bash reads them: only a newline ends one, and a carriage return before it is no part of it."""
-    return [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
+    """Lines as bash reads them: only a newline ends one, a carriage return before it is no part of it, and
+    bytes that are no UTF-8 stay what they are.
+    """
+    return [
+        line.removesuffix("\r") for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+    ]
 
 
 def filled(env: Mapping[str, str]) -> dict[str, str]:

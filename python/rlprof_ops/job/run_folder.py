@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.job import attempt, job_history
 from rlprof_ops.job.knobs import Settings, read_env_file
 from rlprof_ops.job.own_files import recorded_job, run_of, run_of_record
@@ -55,17 +56,23 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
             " 4711"
         )
     known, why = client.look_up(attempt.job_of(text))
-    tried: list[Path] = []
+    names = dict.fromkeys(_names(text, known))
+    tried: list[str] = []
     for base in _bases(text, known, env):
-        found = _in_base(base, text)
+        place = str(base / attempt.folder_name(text))
+        try:
+            found = next(filter(None, (_in_base(base, name) for name in names)), None)
+        except OSError as error:  # such a place hides no other one
+            tried.append(f"{place} ({reason_of(error)})")
+            continue
         if found is not None:
             readable(found)
             if known is not None:
-                _keep(text, found, known, env)
+                _keep(attempt.of_folder(found) or text, found, known, env)
             return Job(recorded_job(found) or attempt.of_folder(found) or text, found.resolve(), known)
-        tried.append(base / attempt.folder_name(text))
+        tried.append(place)
     if known is None:
-        places = ", ".join(str(place) for place in dict.fromkeys(tried))
+        places = ", ".join(dict.fromkeys(tried))
         raise UsageError(
             f"no run folder for job {text}: {why}; tried {places}. Set BASE_LOG_DIR or give the folder itself"
         )
@@ -158,6 +165,14 @@ def job_of(folder: Path) -> str | None:
     return recorded_job(folder) or attempt.of_folder(folder)
 
 
+def _names(text: str, known: SlurmJob | None) -> Iterator[str]:
+    """`text`, and as the folder is called: an element of an array has two numbers, `99_3` and `102`."""
+    yield text
+    recorded = attempt.of_folder(Path(known.run_dir)) if known is not None else None
+    if recorded is not None:
+        yield attempt.name(attempt.job_of(recorded), attempt.number_of(text))
+
+
 def _in_base(base: Path, text: str) -> Path | None:
     """The run folder of the attempt `text` in `base`; of the latest one when no attempt is named."""
     if ".r" not in text:
@@ -202,7 +217,7 @@ def _site_base(env: Mapping[str, str]) -> Iterator[Path]:
 
 def _base_of_checkout(home: Path) -> Iterator[Path]:
     """BASE_LOG_DIR of the checkout that the job's ray.sub lies in, which need not be ours."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(OSError):
         base = read_env_file(home / "env" / "site.env").get("BASE_LOG_DIR", "")
         if base.startswith("/"):
             yield Path(base)

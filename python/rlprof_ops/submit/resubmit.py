@@ -97,16 +97,15 @@ def _knobs_of(folder: Path) -> dict[str, str]:
     knobs = read_knobs()
     found = {}
     with contextlib.suppress(OSError, ValueError):
-        for line in foreign.read_bytes(RunFolder(folder).attach_env).decode().splitlines():
-            for word in shlex.split(line.removeprefix("export ")):
-                name, _, value = word.partition("=")
-                if (
-                    name in knobs
-                    and name not in _NOT_AGAIN
-                    and value != knobs[name].default
-                    and not is_secret_name(name)
-                ):
-                    found[name] = value
+        for word in shlex.split(foreign.read_bytes(RunFolder(folder).attach_env).decode()):
+            name, _, value = word.partition("=")
+            if (
+                name in knobs
+                and name not in _NOT_AGAIN
+                and value != knobs[name].default
+                and not is_secret_name(name)
+            ):
+                found[name] = value
     return found
 
 

@@ -20,7 +20,7 @@ from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job import run_json
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause, why_job_ends
-from rlprof_ops.job.knobs import home
+from rlprof_ops.job.knobs import home, read_knobs
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.request import ProfileRequest
@@ -410,15 +410,19 @@ class Head:
 
 def write_attach_file(place: NodeContext, env: Mapping[str, str]) -> None:
     """`.secrets/attach.env`, mode 0600: shell assignments that scripts/attach.sh reads, beside the token that
-    they point to.
+    they point to; every knob among them, which `rlprof retry` takes from here.
     """
+    defaults = {name: knob.default for name, knob in read_knobs().items()}
     names = [
         name
         for name in env
-        if name in _OF_A_SHELL or (name.startswith("RLPROF_") and name not in _OF_THE_JOB)
+        if name in _OF_A_SHELL
+        or (name.startswith("RLPROF_") and name not in _OF_THE_JOB)
+        or (env[name] != defaults.get(name, env[name]) and name != "COMMAND")
     ]
     values = {**env, env_names.RAY_TOKEN_PATH: str(place.run.token)}
-    lines = [f"export {name}={shlex.quote(values[name])}" for name in sorted(names)]
-    data = ("\n".join(lines) + "\n").encode("utf-8", errors="replace")
+    data = "".join(f"export {name}={shlex.quote(values[name])}\n" for name in sorted(names))
     with place.pinned_run().open() as run:
-        run.write_atomic(f"{place.run.secrets.name}/attach.env", data, mode=0o600)
+        run.write_atomic(
+            f"{place.run.secrets.name}/attach.env", data.encode("utf-8", errors="replace"), mode=0o600
+        )

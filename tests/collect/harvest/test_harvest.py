@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 
 import jsonschema
 import pytest
 from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
+from rlprof_ops.collect import job_state
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.manifest_schema import schema
 from rlprof_ops.collect.harvest.run_harvest import harvest
@@ -470,6 +472,7 @@ LAST = {"event": "step", "step": 4, "begin_ns": 25, "end_ns": 60, "phases": []}
         ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 50}, "truncated"),
         ({"last_step": 4, "ended": False}, [LAST], 40, None, "truncated"),  # by nsys, when it was killed
         ({"last_step": 4, "ended": False}, [LAST], 100, None, "ok"),  # killed after its last step
+        ({"last_step": 4, "ended": False}, [LAST], 0, None, "ok"),  # on storage that keeps whole seconds
         ({"last_step": 4, "ended": False}, [LAST], 100, {"t_ns": 70}, "ok"),
         ({"last_step": 4, "ended": True}, [], 100, None, "ok"),  # a tool that writes at the end
         ({"last_step": 5, "ended": False}, [], 100, None, "ok"),
@@ -758,6 +761,27 @@ def test_a_job_whose_head_died_is_over_when_the_other_nodes_say_so(job):
     assert manifest.notes == (
         "run.json was never finished: its head node n1 ended without a word; the other nodes have ended",
     )
+
+
+@pytest.mark.parametrize(("seconds_ago", "running"), [(20, True), (400, False)])
+def test_a_job_that_slurm_does_not_know_runs_while_its_head_tells_of_it(
+    job, monkeypatch, tmp_path, seconds_ago, running
+):
+    """On the login node of another cluster that shares the storage. Slurm forgets its own after minutes."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    job.records = {}
+    job.worker("policy_worker", 0, last_step=2, ended=False)
+    written_ns = time.time_ns() - seconds_ago * 10**9
+    job.file("state.json", job_state.JobState(written_ns, step=2).to_json().encode())
+    driver = {"started_ns": 2, "ended_ns": None, "exit_code": None, "signal": None}
+    manifest = run(job.write(end={"cause": "running", "detail": ""}, driver=driver))
+    assert manifest.running is running
+    said = reasons(manifest)["nsight/policy_worker/rank0/step3-4"][1]
+    assert ("the job is still running" in said) is running, said
 
 
 @pytest.mark.parametrize(

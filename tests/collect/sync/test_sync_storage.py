@@ -67,6 +67,27 @@ def test_a_full_target_takes_what_fits_and_the_rest_when_there_is_room(node, sma
     assert arrived(small) == {"small": 1000, "large": 3 << 20}
 
 
+def test_a_log_whose_last_write_came_half_way_keeps_its_name_and_is_sent_once(node, small):
+    """Else a full storage would need room for all of it again, and the harvest would find no events."""
+    events = node / "events/w_rank0_n1_7.jsonl"
+    events.parent.mkdir()
+    line = b'{"event": "opened"}' + b" " * 180 + b"\n"
+    events.write_bytes(line * 5000)
+    syncer = Syncer(node, small, "n1")
+    assert syncer.pass_().complete
+    free = os.statvfs(small)
+    (small / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - (100 << 10)))
+    with open(events, "ab") as log:
+        log.write(line * 5000)
+    for _ in range(3):
+        assert [path for path, _ in syncer.pass_().failed] == ["events/w_rank0_n1_7.jsonl"]
+        assert os.listdir(small / "nodes/n1/events") == [events.name]
+    (small / "ballast").write_bytes(bytes(1))
+    assert syncer.pass_(last=True).complete
+    assert os.listdir(small / "nodes/n1/events") == [events.name]
+    assert (small / "nodes/n1/events" / events.name).read_bytes() == events.read_bytes()
+
+
 def test_a_log_that_met_a_full_target_goes_on_without_a_gap(node, small):
     log = node / "logs/a.log"
     log.write_bytes(b"a line of a log\n" * (1 << 16))

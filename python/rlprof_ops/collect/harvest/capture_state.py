@@ -109,7 +109,9 @@ def _last_step_ended(item: Planned, report: Report, own: Sequence[ProcessLog], o
     end_ns = steps[stop - 1][1]
     logs = observed.logs_of(capture.worker, capture.rank or 0)
     replaced = any(opened_ns < log.registered_ns < end_ns for log in logs if log not in own)
-    return end_ns <= report.mtime_ns and not replaced
+    # Lustre keeps whole seconds of a file's time.
+    written_ns = report.mtime_ns + (0 if report.mtime_ns % 10**9 else 10**9 - 1)
+    return end_ns <= written_ns and not replaced
 
 
 def _lacks(item: Planned, report: Report, observed: Observed) -> str:

@@ -236,7 +236,8 @@ def _without_a_head(observed: Observed, head: str, run: ContainedDir) -> Observe
     killed = state is None and killed_here(run, observed.job, head)
     others = set(observed.nodes) - {head}
     alone = head not in observed.records and others and others <= set(observed.records)
-    if state == "" or (state is None and not alone and not killed):
+    told = job_state.read(run) if state == "unknown" else None  # fresh: this Slurm is another cluster's
+    if state == "" or (told and job_state.is_fresh(told)) or (state is None and not alone and not killed):
         return observed
     said = (
         "a later attempt of the job has begun"

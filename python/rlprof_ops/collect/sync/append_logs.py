@@ -150,6 +150,7 @@ class Tails:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 known.offset = os.fstat(known.out).st_size  # right also after a write that came half way
+                known.remember(fd)
             known.close()
             # An NFS server that came back, or has the file anew, knows it by its name alone.
             if not (was_open and isinstance(error, OSError) and error.errno == errno.ESTALE):
