@@ -28,9 +28,9 @@ harvest_job::submit() {
     # A controller that does not answer must not hold the nodes.
     number="$(timeout --kill-after=2 20 env -i "${variables[@]}" "RLPROF_HOME=${home}" "RLPROF_RUN_DIR=${run_folder}" \
         sbatch --parsable "${options[@]}" "${home}/scripts/harvest.sh" "${run_folder}")" || return 1
-    number="${number##*$'\n'}"
-    number="${number%%;*}"
-    [[ ${number} =~ ^[0-9]+$ ]] || return 1
+    # A site's sbatch may say more, before and after.
+    number="$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<< "${number}" | tail -n 1)"
+    [[ -n ${number} ]] || return 1
     # Before the job can begin: it waits for this one.
     printf '{"job": "%s", "submitted_ns": %s}\n' "${number}" "$(date +%s%N)" > "${run_folder}/.harvest_job.json.tmp" \
         && mv -- "${run_folder}/.harvest_job.json.tmp" "${run_folder}/harvest_job.json"

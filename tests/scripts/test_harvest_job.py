@@ -27,7 +27,7 @@ import json, os, sys
 open({calls!r}, "a").write(json.dumps([sys.argv[1:], dict(os.environ)]) + "\\n")
 if os.path.exists({refuses!r}):
     sys.exit(open({refuses!r}).read())
-print("a plugin says hello\\n4712;east")
+print("a plugin says hello\\n4712;east\\nand your quota is 80 % used")
 """
 LIBRARIES = (
     'for name in common knobs slurm harvest_job job; do source "$RLPROF_HOME/scripts/lib/$name.sh"; done; '

@@ -328,6 +328,15 @@ def test_ray_sub_outside_slurm_names_the_way_in():
     assert "ray.sub runs inside a Slurm job. Submit it: sbatch -N 2" in done.stderr
 
 
+def test_ray_sub_with_a_command_as_its_arguments_names_the_way_in():
+    """Without COMMAND it would be an interactive cluster, which holds its nodes."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    done = bash([str(HOME / "ray.sub"), "python", "train.py"], job)
+
+    assert done.returncode == 2
+    assert "has 'python train.py'. Give the command as COMMAND='python train.py'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("said", "kept", "array", "job"),
     [
