@@ -36,7 +36,7 @@ MOST_FILES = 14
 BUDGET = {
     "(root)": 310,  # a doctor's line, an installed version, yes and no, names (3), errors as text (4)
     "host": 1381,  # host, job and slurm: 1,600; storage, cgroups, logs (36), our threads (58), timers (53)
-    "job": 962,  # and run.json, exit codes, site (12), node folders (6), Python (36), ids (7), ports (6)
+    "job": 974,  # and run.json, exit codes, site (12), node folders (6), Python (36), ids (19), ports (6)
     "slurm": 315,  # and host's commands, GPUs that are counted (4), which step (8), KillWait (5), limits (9)
     "redact": 645,  # and secrets in binary reports, new and ended processes (22), lines of any length (14)
     "request": 1698,  # 1,100; what a GPU refuses, windows inside a step, by output, what waits in a plan (40)
@@ -45,13 +45,13 @@ BUDGET = {
     "trainers": 3861,  # 2,300; who leads, requests of vLLM, SGLang (66), AReaL, ROLL, ranks, attempts (29)
     "runtime": 3943,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (176)
     "rayenv": 894,  # 900; a patched Ray, rlprof wrap, PYTHONPATH, env (14), its reports without secrets (101)
-    "collect": 3828,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64)
+    "collect": 3830,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64), storage (2)
     "supervisor": 3935,  # 2,200; steps from output (240), Ray in a hang (70), full disks, limits moved (9)
     "recorder": 2876,  # 1,500; what stands, links, XIDs, full disks, windows left (64), words (9)
     "submit": 542,  # submit, operate, commands: 2,600; what a requeued job still takes (55), secrets (17)
     "operate": 1861,  # and the rank that failed first (48), tables, findings as spans, killed runs (7)
     "commands": 1308,  # what is converted, rlprof run (8), hang, names as text (9), when a harvest ends
-    "analyze": 12962,  # 7,600; requests, hangs, FLOPs, rows (113), dumps, bounds (112), clocks (42)
+    "analyze": 12967,  # 7,600; requests, hangs, FLOPs, rows (118), dumps, bounds (112), clocks (42)
     "doctor": 615,  # doctor, submitit_job and demo: 1,700; the kernel's autogroups (13), late nodes (71)
     "submitit_job": 867,  # and what a site names and ray.sub keeps, orders and requeues (50), salvage (91)
     "demo": 625,  # the run folder is named by job.attempt
