@@ -10,7 +10,6 @@ from rlprof_ops.backends import Where
 from rlprof_ops.request.model import CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError
 
-
 _WHEN_NEEDS = {
     env_names.RECORD: "the flight recorder finds what it waits for",
     env_names.ON_DEMAND: "the job's processes do not listen for what is found",
