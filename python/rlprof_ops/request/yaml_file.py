@@ -166,11 +166,8 @@ def scalar(node: yaml.Node) -> Any:
         return True
     if text in ("false", "False", "FALSE"):
         return False
-    if _INT.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    return text
+    number = int(text) if _INT.fullmatch(text) else float(text) if _FLOAT.fullmatch(text) else text
+    return number if str(number) == text else text  # a variable's 0022 and 3.10 stay as they are written
 
 
 def request_yaml(request: ProfileRequest) -> str:
