@@ -454,4 +454,4 @@ def test_a_capture_that_waits_is_named_where_no_job_finds_what_it_waits_for(tmp_
         ["true"], request_from_dict({"captures": [waits]})
     )
     assert len(said) == 1 and said[0].startswith("capture 1: `when` never opens a window: outside a job")
-    assert json.loads((tmp_path / "run.json").read_text())["notes"] == said
+    assert json.loads((tmp_path / "run.json").read_text())["request_notes"] == said

@@ -229,7 +229,7 @@ class WrappedRun:
 
 
 def _of_a_job_alone(request: ProfileRequest) -> Iterator[str]:
-    """What a request asks of a job: outside one nobody reads the program's output, or finds anything in it."""
+    """What a request asks of a job: outside one nobody reads the program's output or finds anything in it."""
     if request.steps_from is not None:
         yield "steps_from is not used: outside a job the program prints to whoever started it"
     for number, spec in enumerate(request.captures, 1):
