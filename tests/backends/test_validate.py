@@ -95,23 +95,51 @@ def test_what_is_refused_is_refused_everywhere(
             standalone.wrapped_command("w", 0, ["python"], asked, dict(os.environ))
 
 
-def test_a_capture_that_waits_for_a_recorder_that_is_off_is_refused_wherever_a_job_starts(
-    clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("backend", ["torch", "nsight"])
+@pytest.mark.parametrize("knob", ["RLPROF_RECORD", "RLPROF_ON_DEMAND"])
+def test_a_capture_that_waits_for_what_is_off_is_refused_wherever_a_job_starts(
+    knob: str,
+    backend: str,
+    clean: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    capture = {"backend": "torch", "workers": "w", "when": {"step_time": "> 20 s"}}
+    capture = {"backend": backend, "workers": "w", "when": {"step_time": "> 20 s"}}
     asked = request_from_dict({"captures": [capture]})
     (clean / "p.yaml").write_text(request_yaml(asked))
-    said = "capture 1: `when` never opens a window with RLPROF_RECORD=0"
+    said = f"capture 1: `when` never opens a window with {knob}=0"
     RayJob("true", asked)
 
     with pytest.raises(RequestError, match=re.escape(said)):
-        RayJob("true", asked, settings={"RLPROF_RECORD": "0"})
-    monkeypatch.setenv("RLPROF_RECORD", "0")
-    for command in (["submit", "--dry-run"], ["run"]):
-        result = CliRunner().invoke(cli, [*command, "--request", "p.yaml", "--", "true"])
+        RayJob("true", asked, settings={knob: "0"})
+    submit = ["submit", "--dry-run", "--request", "p.yaml"]
+    monkeypatch.setenv(knob, "0")
+    for command in (
+        ["plan", "p.yaml"],
+        [*submit, "--set", knob, "--", "true"],
+        ["run", "--request", "p.yaml", "--", "true"],
+        ["demo", "--request", "p.yaml"],
+    ):
+        result = CliRunner().invoke(cli, command)
         assert said in str(result.exception) and getattr(result.exception, "exit_code", 0) == 2, command
+    assert CliRunner().invoke(cli, [*submit, "--", "true"]).exit_code == 0  # the job is not given it
     monkeypatch.setenv("RLPROF_REQUEST_JSON", asked.to_json())
     assert preflight.main() == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "--request", "p.yaml", "--", "true"], ["demo", "--request", "p.yaml"]]
+)
+def test_a_job_of_this_machine_refuses_what_no_backend_takes_before_it_starts(
+    command: list[str], clean: Path
+) -> None:
+    part = {"backend": "rocprof_sys", "workers": "w", "steps": "3", "at": "3s"}
+    (clean / "p.yaml").write_text(request_yaml(request_from_dict({"captures": [part]})))
+    result = CliRunner().invoke(cli, command)
+    assert "p.yaml" in str(result.exception) and "takes no window inside a step" in str(result.exception)
+    assert not list(clean.rglob("*-logs"))
+    with pytest.raises(RequestError, match="takes no window inside a step"):
+        RayJob("true", {"captures": [part]})
 
 
 def test_a_warning_is_said_where_a_job_starts_too(

@@ -418,3 +418,11 @@ def test_missing_torch_parameters_are_named() -> None:
     """ValueError `Missing required profiler parameters` upstream, once the worker is built."""
     with pytest.raises(RequestError, match=r"activities, record_shapes, .* must be written"):
         read('{"megatron": {"use_profiler": true, "profiler": {"output_dir": "/x"}}}')
+
+
+def test_profiling_that_is_null_is_off_and_no_misspelling() -> None:
+    imported = framework("rlinf").import_("cluster: {num_nodes: 1, profiling: null}", "test")
+    assert not imported.request and "nothing is profiled" in " ".join(imported.notes)
+    with pytest.raises(RequestError) as error:
+        framework("rlinf").import_("cluster: {profiling: [1]}", "test")
+    assert "Did you mean" not in str(error.value)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.request import RequestError, request_from_dict
+from rlprof_ops.trainers.trainer_file import UnknownWorld
 from rlprof_ops.trainers.verl import dialect as verl
 from rlprof_ops.trainers.verl.names import ROLE_PATHS
 
@@ -19,6 +20,7 @@ LEGACY_DIALECT = verl.framework("verl-legacy")
 RST = "docs/perf/nsight_profiling.rst (June 2025)"
 CODE = "code at b178a3cd5"
 OFF = "global_profiler.tool=nsys 'global_profiler.steps=[1,2,5]' "
+A = "actor_rollout_ref.actor.profiler"
 NSYS = OFF + "actor_rollout_ref.actor.profiler.enable=True "
 
 
@@ -429,3 +431,57 @@ WORLDS = [
 @pytest.mark.parametrize(("config", "world"), WORLDS)
 def test_world_of_a_configuration(config: dict[str, Any], world: dict[str, int]) -> None:
     assert MAIN.world(config) == world
+
+
+def test_a_count_that_verl_computes_is_followed_where_it_stands_here_and_else_no_world_is_made_up() -> None:
+    config = {
+        "tp": 4,
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 8},
+        "actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": "${tp}"}},
+        "algorithm": {"use_kl_in_reward": "${oc.select:kl,false}"},
+    }
+    assert MAIN.world(config) == {"actor": 8, "rollout": 2, "controller": 1}
+    for path, value in (("tp", "${oc.env:TP}"), ("algorithm", {"use_kl_in_reward": "${oc.env:KL}"})):
+        with pytest.raises(UnknownWorld):
+            MAIN.world({**config, path: value})
+
+
+ONE = f"{A}.ranks=[1] {A}.enable=True "
+AS_HYDRA = [
+    ("a mapping is merged", f"{A}.ranks=[1] '{A}={{enable: True}}' {A}.all_ranks=False", (1,)),
+    ("`+` and `++` merge too", f"{A}.ranks=[1] '++{A}={{enable: True}}'", (1,)),
+    ("a group's file is under all values", ONE + "actor_rollout_ref/actor=megatron_actor", (1,)),
+    ("wherever it is put", ONE + "actor@actor_rollout_ref.actor=megatron_actor", (1,)),
+    ("a number with `_`", f"{A}.ranks=[1_0] {A}.enable=True", (10,)),
+]
+
+
+@pytest.mark.parametrize(("rule", "overrides", "ranks"), AS_HYDRA)
+def test_overrides_are_read_as_hydra_reads_them(rule: str, overrides: str, ranks: Any) -> None:
+    assert read(OFF + overrides) == [("nsight", "actor rollout", ranks, "1:3,5", "step")], rule
+
+
+YAML = """
+mine: [1, 2, 5]
+global_profiler:
+  tool: nsys
+  steps: {0}
+actor_rollout_ref:
+  actor:
+    profiler: {{enable: yes, all_ranks: off, ranks: [1, 0x2]}}
+  rollout:
+    profiler:
+      enable: ${{oc.select:actor_rollout_ref.actor.profiler.enable,false}}
+      all_ranks: ${{oc.select:actor_rollout_ref.actor.profiler.all_ranks,false}}
+      ranks: ${{oc.select:actor_rollout_ref.actor.profiler.ranks,[]}}
+  ref:
+    profiler: {{enable: No, ranks: "${{oc.select:nobody,[]}}"}}
+"""
+
+
+def test_a_file_that_hydra_has_written_is_read_as_omegaconf_reads_it() -> None:
+    """Its rollout takes the actor's ranks by `${…}`; `yes`, `off` and 0x2 are YAML 1.1."""
+    assert read(YAML.format("${mine}")) == [("nsight", "actor rollout", (1, 2), "1:3,5", "step")]
+    imported = MAIN.import_(YAML.format("${oc.env:STEPS}"), "test")
+    assert not imported.request
+    assert any("global_profiler.steps" in note and "not set" in note for note in imported.notes)

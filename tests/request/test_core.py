@@ -106,3 +106,10 @@ def test_phases_until_the_end_of_a_long_run_are_refused_by_its_plan_and_bounded_
     found = spec.windows(1 << 47)  # a step as an event of a damaged node tells it
     assert len(found) == MAX_WINDOWS + 1
     assert found[0] == Window(1, 2) and found[-1] == Window(MAX_WINDOWS + 1, (1 << 47) + 1)
+
+
+def test_a_worker_without_ranks_is_named_in_its_plan() -> None:
+    asked = request_from_dict({"captures": [{"workers": ["a", "b"], "steps": "3"}]})
+    made = plan(asked, {"a": 0, "b": 2})
+    assert made.reports == 2
+    assert any("'a' has no ranks in this run" in text for text in made.warnings)

@@ -8,6 +8,7 @@ tests/unit/.../test_nsys.py and test_worker_groups.py. `own` is this project's d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -395,6 +396,12 @@ ENVIRONMENTS = [
         {"RLPROF_STEPZ": "3:5"},
         "!RLPROF_STEPZ: is not a variable of rlprof. Did you mean 'RLPROF_STEPS'?",
     ),
+    Rule(
+        "own: NeMo RL's too",
+        {"NRL_NSYS_WORKER_PATTERN": "*policy*"},
+        "!NRL_NSYS_WORKER_PATTERN: is not a variable of NeMo RL. Did you mean 'NRL_NSYS_WORKER_PATTERNS'?",
+    ),
+    Rule("own: NeMo RL's others are left alone", {"NRL_PROFILE_STARTED": "1", "NRL_MAX_STEPS": "9"}, ()),
     Rule("own: ranks in a variable's words", TWINS | {"RLPROF_RANKS": "0-3"}, "!are numbers: write 0,1,2,3"),
     Rule("own: the plugin's own variables are no slips", {"RLPROF_WORKER": "x", "RLPROF_RANK": "0"}, ()),
     Rule(
@@ -642,3 +649,12 @@ def test_a_range_of_nemo_rl_that_is_overruled_is_named_with_its_value() -> None:
     [note] = asked.notes
     assert [str(spec.steps) for spec in asked.captures] == ["4"]
     assert "NRL_NSYS_PROFILE_STEP_RANGE=3:5 is dropped" in note
+
+
+def test_a_variable_of_the_file_is_the_text_that_stands_there(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    written = {"UMASK": "0022", "VERSION": "3.10", "SMALL": "0.00001", "SIGN": "+5", "COUNT": "8"}
+    pairs = ", ".join(f"{name}: {text}" for name, text in written.items())
+    file.write_text(f"captures:\n- workers: w\n  steps: 017\n  ranks: [1]\n  env: {{{pairs}}}\n")
+    (capture,) = load_request(str(file)).captures
+    assert capture.env == written and str(capture.steps) == "17" and capture.ranks == (1,)

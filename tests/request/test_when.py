@@ -146,3 +146,36 @@ def test_step_times_and_turns() -> None:
     turns = trigger({"every": 10, "at_most": 9})
     taken = [turns.on_step(StepFact(step, 1.0, 1.0, {}), range(3), int) for step in range(1, 51)]
     assert [each.ranks for each in taken if each] == [(0,), (1,), (2,), (0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("when", {"step_time": "> 0.01 ms"}),
+        ("when", {"step_time": "> 2000000 s"}),
+        ("when", {"step_time": "> 1.0000001 x median"}),
+        ("when", {"step_time": "> 1.2345678 x median"}),
+        ("when", {"every": 3, "disk": "1.5MiB"}),
+        ("for", "0.05ms"),
+        ("at", "generation+123456.789012s"),
+        ("after", "33.33333333%"),
+        ("after", "0.00001%"),
+    ],
+)
+def test_what_a_request_takes_its_job_takes_as_it_was_written(field: str, value: object) -> None:
+    data = {"workers": "w", "steps": None if field == "when" else "3", field: value}
+    asked = request_from_dict({"captures": [data]})
+    assert request_from_json(asked.to_json()) == asked
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        {"every": 1, "disk": "9" * 400 + "GiB"},
+        {"step_time": f"> {'9' * 400} s"},
+        {"step_time": "> 0.00000000001 s"},
+    ],
+)
+def test_a_quantity_beyond_all_bounds_is_refused(when: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match=r"is no (size|limit)"):
+        spec(when)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from rlprof_ops import backends
+from rlprof_ops.request import ProfileRequest, load_request
 from rlprof_ops.request.problems import words
 
 OPTIONS = {
@@ -32,3 +33,18 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, text in reversed(OPTIONS.items()):
         wrapped = click.option("--" + name.replace("_", "-"), name, help=text)(wrapped)
     return wrapped
+
+
+def for_this_machine(
+    path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+) -> ProfileRequest:
+    """The request of a job that starts here, checked as ray.sub checks one before its first node. `env`: the
+    job's variables. Raises RequestError.
+    """
+    from rlprof_ops.host.gpus import has_gpu
+    from rlprof_ops.request.check import check_request
+
+    request = load_request(path, env, overrides or {})
+    for note in (*request.notes, *check_request(request, backends.Where(gpu=has_gpu()), env)):
+        click.echo(f"rlprof: {note}", err=True)
+    return request

@@ -29,12 +29,11 @@ class Wishes:
 def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
     """Check, print the plan, submit, and with `--wait` end with the job's exit code."""
     from rlprof_ops.backends import Where
-    from rlprof_ops.job.knobs import filled
-    from rlprof_ops.request.check import check_request, refuse_unheard
+    from rlprof_ops.request.check import check_request
 
     submission = prepare(asked, os.environ, cwd)
-    refuse_unheard(submission.request, filled({**os.environ, **submission.env}))
-    remarks = check_request(submission.request, Where(trainer=asked.framework or ""))
+    where = Where(trainer=asked.framework or "")
+    remarks = check_request(submission.request, where, submission.settings.values)
     for note in (*submission.notes, *remarks):
         click.echo(f"note: {note}", err=True)
     if not wishes.as_json:

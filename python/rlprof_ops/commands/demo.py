@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rlprof_ops import env_names
+from rlprof_ops.commands._request_options import for_this_machine
 
 
 @click.command(short_help="Profile a small real GRPO on this machine: no Slurm, no GPU.")
@@ -38,6 +39,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     from rlprof_ops.demo.local_job import run_local
     from rlprof_ops.demo.request import write_request
     from rlprof_ops.extras import need
+    from rlprof_ops.job.knobs import filled
 
     need("ray", "torch")
     output.mkdir(parents=True, exist_ok=True)
@@ -45,6 +47,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
         request = Path(os.environ[env_names.REQUEST])
     if request is None:
         request = write_request(output / "profile.yaml", with_nsight=nsys_cli.find() is not None)
+    for_this_machine(str(request), filled(os.environ))
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
     settings = {
         "COMMAND": shlex.join(trainer),

@@ -58,6 +58,7 @@ def command(
     from rlprof_ops import trainers
     from rlprof_ops.backends import Where
     from rlprof_ops.errors import UsageError
+    from rlprof_ops.job.knobs import filled
     from rlprof_ops.request import load_request
     from rlprof_ops.request.check import check_request
     from rlprof_ops.request.planning import plan
@@ -66,7 +67,7 @@ def command(
     if from_env and file:
         raise UsageError(f"--from-env reads variables only; leave out {file!r}, or set RLPROF_REQUEST to it")
     request = load_request(file, os.environ, overrides)
-    remarks = check_request(request, Where(trainer=framework or ""))
+    remarks = check_request(request, Where(trainer=framework or ""), filled(os.environ))
     if resolved:
         click.echo(request.to_json())
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlprof_ops import env_names
-from rlprof_ops.commands._request_options import request_options
+from rlprof_ops.commands._request_options import for_this_machine, request_options
 
 
 @click.command(
@@ -46,18 +46,13 @@ def command(path: str | None, folder: Path, program: tuple[str, ...], overrides:
     from rlprof_ops.extras import need
     from rlprof_ops.job.knobs import filled
     from rlprof_ops.job.supervisor_env import names_python
-    from rlprof_ops.request import load_request
-    from rlprof_ops.request.check import refuse_unheard
     from rlprof_ops.request.environ import REQUEST_VARIABLES
     from rlprof_ops.submit.sbatch_line import command_line
 
     knobs = filled(os.environ)
-    request = load_request(path, os.environ, overrides).in_folder(os.getcwd())
-    refuse_unheard(request, knobs)
+    request = for_this_machine(path, knobs, overrides).in_folder(os.getcwd())
     if not names_python(knobs):
         need("ray")
-    for note in request.notes:
-        click.echo(f"rlprof: {note}", err=True)
     folder.mkdir(parents=True, exist_ok=True)
     closed = dict.fromkeys(REQUEST_VARIABLES, "")
     settings = {**closed, "COMMAND": command_line(program), env_names.REQUEST_JSON: request.to_json()}

@@ -28,6 +28,8 @@ OF_BATCH_SCRIPT = (
 WITHOUT_BATCH_SCRIPT = {"RLPROF_CONTAINER_RUNTIME": "none"}
 
 _DESCRIPTION = re.compile(r"#: (?P<kind>[^|]*(?:\|[^| ][^|]*)*?) \| (?P<meaning>.*)")
+_COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[-+.0-9eE]{1,30}", re.ASCII)  # what Python and bash both take
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
 
 
@@ -90,7 +92,7 @@ class Knob:
         if word == "flag":
             return None if value in ("0", "1") else self._says(value, "0 or 1")
         if word == "port":
-            fine = value.isdigit() and int(value) <= 65535
+            fine = _COUNT.fullmatch(value) and int(value) <= 65535
             return None if fine else self._says(value, "a port, 1 to 65535, or 0 to have one chosen")
         if word in ("int", "float"):
             return self._number_problem(value, word, rest)
@@ -102,6 +104,8 @@ class Knob:
         low, high = bounds.split("..")
         try:
             number = int(value) if word == "int" else float(value)
+            if not _NUMBER.fullmatch(value):
+                raise ValueError(value)
         except ValueError:
             return self._says(value, f"a number from {low} to {high}")
         return (
@@ -229,7 +233,7 @@ def _merged(env: Mapping[str, str]) -> dict[str, str]:
 
 def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
     for name in ("GPUS_PER_NODE", "CPUS_PER_WORKER", "RLPROF_OBJECT_STORE_BYTES"):
-        if values[name] and not values[name].isdigit():
+        if values[name] and not _COUNT.fullmatch(values[name]):
             yield f"{name}={values[name]!r}: expected a whole number, or nothing."
     for name in ("RLPROF_SRUN_ARGS", "RLPROF_APPTAINER_ARGS", "RLPROF_HARVEST_ARGS"):
         try:
@@ -249,7 +253,7 @@ def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
     lowest, highest = values["MIN_WORKER_PORT"], values["MAX_WORKER_PORT"]
     if (lowest == "0") != (highest == "0"):
         yield "MIN_WORKER_PORT and MAX_WORKER_PORT: set both or neither."
-    elif lowest.isdigit() and highest.isdigit() and int(lowest) > int(highest):
+    elif _COUNT.fullmatch(lowest) and _COUNT.fullmatch(highest) and int(lowest) > int(highest):
         yield f"MIN_WORKER_PORT={lowest!r}: expected no more than MAX_WORKER_PORT={highest!r}."
     if not os.path.isabs(values["RLPROF_NODE_ROOT"]):
         yield f"RLPROF_NODE_ROOT={values['RLPROF_NODE_ROOT']!r}: expected an absolute path."

@@ -71,7 +71,7 @@ class Source:
 
 def node_of(text: str, nodes: tuple[str, ...]) -> str:
     """A node's name from its name or its number, 0 for the head. Raises UsageError with the job's nodes."""
-    node = nodes[int(text)] if text.isdigit() and int(text) < len(nodes) else text
+    node = nodes[int(text)] if text.isdecimal() and len(text) < 7 and int(text) < len(nodes) else text
     if node not in nodes:
         raise UsageError(
             f"--node {text}: the job has {', '.join(nodes)}, and 0 is the head.{nearest(text, nodes)}"

@@ -351,7 +351,7 @@ def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
     if texts:
         numbers = [item.strip() if isinstance(item, str) else str(item) for item in value]
         numeric = all(re.fullmatch("[0-9]{1,8}", n, re.ASCII) for n in numbers)
-        fix = f"[{', '.join(numbers)}]" if numeric else "[0, 1]"
+        fix = f"[{', '.join(str(int(n)) for n in numbers)}]" if numeric else "[0, 1]"
         reader.problem(
             (*path, value.index(texts[0])),
             f"ranks item {shown(texts[0])} is text; ranks are numbers: write {fix}",

@@ -10,9 +10,16 @@ from rlprof_ops.backends import Where
 from rlprof_ops.request.model import CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError
 
+_WHEN_NEEDS = {
+    env_names.RECORD: "the flight recorder finds what it waits for",
+    env_names.ON_DEMAND: "the job's processes do not listen for what is found",
+}
 
-def check_request(request: ProfileRequest, where: Where = backends.ANYWHERE) -> tuple[str, ...]:
-    """The warnings on all captures of a request.
+
+def check_request(
+    request: ProfileRequest, where: Where = backends.ANYWHERE, knobs: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The warnings on all captures of a request. `knobs`: of the job, where one is to be started.
 
     Raises:
         RequestError: with every capture that cannot be taken, and where it was written.
@@ -23,6 +30,8 @@ def check_request(request: ProfileRequest, where: Where = backends.ANYWHERE) -> 
         place = spec.origin("options")
         which = "" if place not in ("", env_names.REQUEST_JSON) else f"capture {number}: "
         problems += [Problem(which + text, place) for text in verdict.errors]
+        if request.enabled and spec.waits:
+            problems += [Problem(f"capture {number}: {text}", spec.origin("when")) for text in _deaf(knobs)]
         said = () if verdict.errors else (*verdict.warnings, *_about_the_start(spec))
         warnings += [f"capture {number}: {text}" for text in said]
     if problems:
@@ -30,19 +39,11 @@ def check_request(request: ProfileRequest, where: Where = backends.ANYWHERE) -> 
     return tuple(warnings)
 
 
-def refuse_unheard(request: ProfileRequest, knobs: Mapping[str, str]) -> None:
-    """Raises `RequestError` where captures wait for what the flight recorder finds, and it is off."""
-    waiting = [
-        Problem(
-            f"capture {number}: `when` never opens a window with {env_names.RECORD}=0: the flight recorder"
-            " finds what it waits for; leave out one of the two",
-            spec.origin("when"),
-        )
-        for number, spec in enumerate(request.captures, 1)
-        if spec.waits
-    ]
-    if waiting and request.enabled and knobs.get(env_names.RECORD) == "0":
-        raise RequestError(waiting)
+def _deaf(knobs: Mapping[str, str] | None) -> Iterator[str]:
+    """Why nothing that is found in the job opens a window."""
+    for name, reason in _WHEN_NEEDS.items():
+        if knobs and knobs.get(name) == "0":
+            yield f"`when` never opens a window with {name}=0: {reason}; leave out one of the two"
 
 
 def _about_the_start(spec: CaptureSpec) -> Iterator[str]:

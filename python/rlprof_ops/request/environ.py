@@ -30,7 +30,14 @@ REQUEST_VARIABLES = (env_names.REQUEST, *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENA
 OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close to ours
     env_names.RANK, env_names.WORKER, env_names.REQUEST_JSON,
 )  # fmt: skip
-_AFTER_PREFIX = {name.removeprefix("RLPROF_"): name for name in REQUEST_VARIABLES}
+_NRL_VARIABLES = (
+    *env_names.NRL_STEP_RANGE.values(), *env_names.NRL_WORKER_PATTERNS.values(),
+    *env_names.NRL_EXTRA_OPTIONS.values(), *env_names.NRL_FOLDER.values(),
+)  # fmt: skip
+_AFTER_PREFIX = {
+    prefix: {name.removeprefix(prefix): name for name in names}
+    for prefix, names in (("RLPROF_", REQUEST_VARIABLES), ("NRL_", _NRL_VARIABLES))
+}
 NRL_RULES = "NeMo RL's form is one range start:stop, counted from 1, stop not included, e.g. '3:5'"
 
 
@@ -111,11 +118,14 @@ def json_object(reader: Reader, name: str, text: str) -> dict[str, Any]:
 def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
     """A variable that is one slip away from one of ours would be ignored without a word."""
     for name in env:
-        if not name.startswith("RLPROF_") or name in REQUEST_VARIABLES or name in OTHER_VARIABLES:
+        prefix = next((prefix for prefix in _AFTER_PREFIX if name.startswith(prefix)), "")
+        if not prefix or name in (*REQUEST_VARIABLES, *_NRL_VARIABLES, *OTHER_VARIABLES):
             continue
-        near = closest(name.removeprefix("RLPROF_"), _AFTER_PREFIX, cutoff=0.8)
+        ours = _AFTER_PREFIX[prefix]
+        near = closest(name.removeprefix(prefix), ours, cutoff=0.8)
         if near:
-            text = f"is not a variable of rlprof. Did you mean {_AFTER_PREFIX[near]!r}?"
+            whose = "NeMo RL" if prefix == "NRL_" else "rlprof"
+            text = f"is not a variable of {whose}. Did you mean {ours[near]!r}?"
             reader.problems.append(Problem(text, name))
 
 

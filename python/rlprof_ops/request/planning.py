@@ -143,6 +143,8 @@ def _rows(
         _conflicts(specs, worker, problems, warnings)
         places = {id(spec): index for index, spec in specs}
         ranks = {index: set(_ranks(spec, worker, count, problems)) for index, spec in specs}
+        if specs and not count:
+            warnings.append(f"workers: {worker!r} has no ranks in this run: nothing of it is profiled")
         made: dict[tuple[int, ...], list[tuple[int, CaptureSpec, tuple[Window, ...]]]] = {}
         for rank in range(count):
             key = tuple(index for index, _ in specs if rank in ranks[index])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlprof_ops.request.problems import shown
-from rlprof_ops.request.when import UNIT_S
+from rlprof_ops.request.when import DECIMALS, UNIT_S, plain
 
 LONGEST_S = 7 * 86_400.0
 _TIME = re.compile(r"([0-9]*\.?[0-9]+)\s*(ms|s|min|h)", re.ASCII)
@@ -39,7 +39,7 @@ class StepPart:
         """What has to be told before it opens, as phases are; None: the step's begin alone."""
         if self.tokens is not None:
             return f"token {self.tokens[0]}"
-        return self.phase if self.done is None else f"{self.done:.10g}% of the requests"
+        return self.phase if self.done is None else f"{plain(self.done)}% of the requests"
 
     @property
     def ends_with(self) -> str | None:
@@ -71,7 +71,7 @@ class StepPart:
         if self.tokens is not None:
             words = {"tokens": f"{self.tokens[0]}:{self.tokens[1] or ''}"}
         elif self.done is not None:
-            words = {"after": f"{self.done:.10g}%"}
+            words = {"after": f"{plain(self.done)}%"}
         return words if self.length is None else {**words, "for": self.length}
 
 
@@ -105,8 +105,9 @@ def read_length(value: Any) -> dict[str, Any]:
 def read_after(value: Any) -> dict[str, Any]:
     """`90%`, as a field. Raises ValueError with the message for the user."""
     match = re.fullmatch(SHARE_TEXT, value.strip(), re.ASCII) if isinstance(value, str) else None
-    if match is not None and 0 < float(match[1]) <= 100:
-        return {"done": float(match[1])}
+    share = round(float(match[1]), DECIMALS) if match else 0.0
+    if 0 < share <= 100:
+        return {"done": share}
     meant = f". Did you mean 'at: {value.strip()}'?" if _seconds(value) is not None else ""
     raise ValueError(
         f"after {shown(value)} is no share of a step's requests; write a number above 0 and up to 100 with %,"
@@ -148,9 +149,9 @@ def _meant(value: Any) -> str:
 
 def _seconds(value: Any) -> float | None:
     match = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
-    seconds = float(match[1]) * UNIT_S[match[2]] if match else None
+    seconds = round(float(match[1]) * UNIT_S[match[2]], DECIMALS) if match else None
     return seconds if seconds is not None and seconds <= LONGEST_S else None
 
 
 def _text(seconds: float) -> str:
-    return f"{seconds * 1e3:.10g}ms" if 0 < seconds < 1 else f"{seconds:.10g}s"
+    return f"{plain(seconds * 1e3)}ms" if 0 < seconds < 1 else f"{plain(seconds)}s"

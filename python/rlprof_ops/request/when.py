@@ -7,15 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.request.problems import shown
+
 WHEN_KEYS = ("step_time", "phase", "rank", "throttle", "hang", "every", "at_most", "disk")
 AT_MOST = 5
 MOST_CAPTURES = 10_000
+DECIMALS = 9
+_LARGEST = 1e9
 _LIMIT = re.compile(r"\s*>\s*([0-9]*\.?[0-9]+)\s*(?:[x*]\s*median|(ms|s|min)?)\s*", re.ASCII)
 _RELATIVE = re.compile(r"[x*]\s*median\s*$")
 _SECONDS = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h)?\s*", re.ASCII)
 _BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(B|KiB|MiB|GiB|TiB)?\s*", re.ASCII)
 UNIT_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def plain(number: float) -> str:
+    """Without an exponent, as all of a request's quantities are read."""
+    return f"{number:.{DECIMALS}f}".rstrip("0").rstrip(".")
+
 
 Complain = Callable[[str, str], None]  # key, what is wrong with its value
 
@@ -33,7 +43,8 @@ class Limit:
         return self.seconds is not None and seconds > self.seconds
 
     def __str__(self) -> str:
-        return f"> {self.factor:g} x median" if self.factor is not None else f"> {self.seconds:g} s"
+        number = self.seconds or 0.0 if self.factor is None else self.factor
+        return f"> {plain(number)} {'s' if self.factor is None else 'x median'}"
 
 
 @dataclass(frozen=True)
@@ -103,14 +114,14 @@ def parse(data: Mapping[str, Any], complain: Complain) -> When:
 
 def _step_time(value: Any) -> tuple[str, Limit]:
     match = _LIMIT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not float(match[1]):
-        raise ValueError(f"step_time {value!r} is no limit; write '> 1.3 x median' or '> 20 s'")
-    number = float(match[1])
+    number = round(float(match[1]) * UNIT_S[match[2] or "s"], DECIMALS) if match else 0.0
+    if not 0 < number <= _LARGEST:
+        raise ValueError(f"step_time {shown(value)} is no limit; write '> 1.3 x median' or '> 20 s'")
     if _RELATIVE.search(value):
         if number <= 1:
             raise ValueError(f"step_time {value!r} holds for ordinary steps; the factor must be above 1")
         return "step_time", Limit(number)
-    return "step_time", Limit(None, number * UNIT_S[match[2] or "s"])
+    return "step_time", Limit(None, number)
 
 
 def _phase(value: Any) -> tuple[str, str]:
@@ -149,8 +160,8 @@ def _count(name: str) -> Callable[[Any], tuple[str, int]]:
 
 def _disk(value: Any) -> tuple[str, int]:
     size = _quantity(value, _BYTES, _UNIT_BYTES, "B")
-    if size is None or size < 1 << 20:
-        raise ValueError(f"disk {value!r} is no size from 1MiB; write for instance 2GiB")
+    if size is None or not 1 << 20 <= size <= 1 << 60:
+        raise ValueError(f"disk {shown(value)} is no size from 1MiB; write for instance 2GiB")
     return "disk_bytes", int(size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -48,8 +49,11 @@ def nearest_file(path: str) -> str:
         return ""
 
 
-def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, str]]:
+def parse_yaml(
+    text: str, name: str, read: Callable[[yaml.Node], Any] | None = None
+) -> tuple[Any, dict[Path, str], dict[Path, str]]:
     """Read YAML with the scalars of YAML 1.2, so that an unquoted `3:5` is text and not 185 (base 60).
+    `read`: of a scalar, where another program reads the file by other rules.
 
     Returns:
         data, where each value was written, where each key was written; places are `name:line:column`, from 1.
@@ -67,7 +71,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, s
         raise RequestError(
             [Problem(f"not YAML: {str(error).splitlines()[0] if str(error) else 'too deep'}", name)]
         ) from None
-    walker = _Walker(name)
+    walker = _Walker(name, read or scalar)
     if root is None:
         return None, {(): name}, {}
     try:
@@ -80,8 +84,9 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, s
 
 
 class _Walker:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, read: Callable[[yaml.Node], Any]) -> None:
         self.name = name
+        self.scalar = read
         self.values: dict[Path, str] = {}
         self.keys: dict[Path, str] = {}
         self.problems: list[Problem] = []
@@ -102,7 +107,7 @@ class _Walker:
             return self.mapping(node, path, inner)
         if isinstance(node, yaml.SequenceNode):
             return [self.convert(child, (*path, i), inner) for i, child in enumerate(node.value)]
-        return scalar(node)
+        return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, path: Path, parents: tuple[int, ...]) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
@@ -112,9 +117,11 @@ class _Walker:
                 merges.append(value_node)
             elif not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem("a key must be a word", self.where(key_node)))
-            elif scalar(key_node) in found:
+            elif self.scalar(key_node) in found:
                 self.problems.append(
-                    Problem(f"key {scalar(key_node)!r} stands twice in this mapping", self.where(key_node))
+                    Problem(
+                        f"key {self.scalar(key_node)!r} stands twice in this mapping", self.where(key_node)
+                    )
                 )
             else:
                 self.entry(key_node, value_node, path, parents, found)
@@ -130,7 +137,7 @@ class _Walker:
         parents: tuple[int, ...],
         found: dict[Any, Any],
     ) -> None:
-        here = (*path, scalar(key_node))
+        here = (*path, self.scalar(key_node))
         self.keys[here] = self.where(key_node)
         found[here[-1]] = self.convert(value_node, here, parents)
 
@@ -144,7 +151,7 @@ class _Walker:
             for key_node, value_node in base.value:
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     self.merge(value_node, path, (*parents, id(base)), found)
-                elif isinstance(key_node, yaml.ScalarNode) and scalar(key_node) not in found:
+                elif isinstance(key_node, yaml.ScalarNode) and self.scalar(key_node) not in found:
                     self.entry(key_node, value_node, path, (*parents, id(base)), found)
 
 
@@ -159,11 +166,8 @@ def scalar(node: yaml.Node) -> Any:
         return True
     if text in ("false", "False", "FALSE"):
         return False
-    if _INT.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    return text
+    number = int(text) if _INT.fullmatch(text) else float(text) if _FLOAT.fullmatch(text) else text
+    return number if str(number) == text else text  # a variable's 0022 and 3.10 stay as they are written
 
 
 def request_yaml(request: ProfileRequest) -> str:

@@ -29,15 +29,14 @@ def main() -> int:
     from rlprof_ops.host.gpus import has_gpu
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import load_request
-    from rlprof_ops.request.check import check_request, refuse_unheard
+    from rlprof_ops.request.check import check_request
 
     try:
         knobs = Settings.load(os.environ)
         request = load_request(env=os.environ)
-        refuse_unheard(request, knobs.values)
         # A dedicated head may have no GPU while the workers have.
         gpu = None if os.environ.get("DEDICATED_RAY_HEAD") == "1" else has_gpu()
-        warnings = (*request.notes, *check_request(request, Where(gpu=gpu)))
+        warnings = (*request.notes, *check_request(request, Where(gpu=gpu), knobs.values))
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr)
         return error.exit_code

@@ -31,7 +31,7 @@ from rlprof_ops.job.knobs import (
 )
 from rlprof_ops.job.supervisor_env import HeadAddress, node_command, python_environment, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
-from rlprof_ops.request.check import refuse_unheard
+from rlprof_ops.request.check import check_request
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import client
 from rlprof_ops.submitit_job import head_server, rendezvous, task_commands, task_context
@@ -82,7 +82,7 @@ class RayJob:
         self.command = self.command if isinstance(self.command, str) else shlex.join(self.command)
         self.request = _as_request(self.request)
         self.settings = _checked(self.settings)
-        refuse_unheard(self.request, _with_files(self.settings))
+        check_request(self.request, knobs=_with_files(self.settings))
         self.log_dir = os.path.abspath(self.log_dir) if self.log_dir is not None else None
         self._process: TaskProcess | None = None
         self._told: signal.Signals | None = None  # the first order to end

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,7 @@ def read_settings(text: str, name: str) -> dict[str, Any]:
         return read_overrides(text, name)
     from rlprof_ops.request.yaml_file import parse_yaml
 
-    data, _, _ = parse_yaml(text, name)
+    data, _, _ = parse_yaml(text, name, _scalar)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -141,6 +142,18 @@ def read_settings(text: str, name: str) -> dict[str, Any]:
             [Problem(f"a trainer's configuration is a mapping or Hydra overrides, not {shown(data)}", name)]
         )
     return data
+
+
+def _scalar(node: Any) -> Any:
+    """As OmegaConf reads it, by YAML 1.1: `yes` is true, 0x10 is 16."""
+    from yaml.constructor import SafeConstructor
+
+    from rlprof_ops.request.yaml_file import scalar
+
+    if not node.style and node.tag.endswith((":bool", ":int")):
+        with suppress(ValueError, KeyError):  # `!!int x`
+            return SafeConstructor().construct_object(node)
+    return scalar(node)
 
 
 def _looks_like_overrides(text: str) -> bool:
@@ -166,7 +179,9 @@ def read_overrides(text: str, name: str) -> dict[str, Any]:
         match = _OVERRIDE.fullmatch(token)
         if not match or (match["value"] is None and match["mark"] != "~"):
             continue
-        path = tuple(match["key"].replace("/", ".").split("@")[0].split("."))
+        if re.search("[/@]", match["key"]):  # chooses a file of a group, whatever else is said of its keys
+            continue
+        path = tuple(match["key"].split("."))
         if match["mark"] == "~":
             _put(tree, path, None)
             continue
@@ -179,12 +194,18 @@ def read_overrides(text: str, name: str) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set a key as Hydra does: a mapping is merged into the one that is there."""
     for key in path[:-1]:
         inner = tree.get(key)
         if not isinstance(inner, dict):
             inner = tree[key] = {}
         tree = inner
-    tree[path[-1]] = value
+    last = path[-1]
+    if isinstance(value, Mapping) and isinstance(tree.get(last), dict):
+        for key, inner in value.items():
+            _put(tree[last], (key,), inner)
+    else:
+        tree[last] = value
 
 
 def parse_value(text: str, name: str = "") -> Any:
@@ -291,7 +312,7 @@ def plain(text: str) -> Any:
         return None if text else ""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII):
+    if re.fullmatch(r"[+-]?(0|[1-9](_?[0-9]){0,17})", text, re.ASCII):
         return int(text)
     if re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]+)?", text, re.ASCII):
         return float(text)

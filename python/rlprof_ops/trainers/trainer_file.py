@@ -9,7 +9,7 @@ from typing import Any
 
 from rlprof_ops.request.problems import Problem, RequestError
 from rlprof_ops.request.yaml_file import read_file
-from rlprof_ops.trainers.hydra import read_settings
+from rlprof_ops.trainers.hydra import parse_value, read_settings
 from rlprof_ops.trainers.hydra_defaults import DEPTH, Composition, is_hydra, merge
 
 _PATH = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}", re.ASCII)
@@ -69,10 +69,8 @@ def _followed(tree: Mapping[str, Any], text: str, depth: int) -> Any:
         return dig_resolved(tree, *match[1].split("."), depth=depth + 1)
     match = _SELECT.fullmatch(text)
     if match:
-        from rlprof_ops.trainers.hydra import plain
-
         found = dig_resolved(tree, *match[1].split("."), depth=depth + 1)
-        return plain(match[2].strip()) if found is None and match[2] is not None else found
+        return parse_value(match[2].strip()) if found is None and match[2] is not None else found
     return text
 
 

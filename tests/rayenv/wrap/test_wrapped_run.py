@@ -18,7 +18,7 @@ from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.run_json import schema
 from rlprof_ops.rayenv.wrap import masking_progress
 from rlprof_ops.rayenv.wrap.wrapped_run import WrappedRun
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, request_from_dict
 
 TRAINING = """
 import os, signal, sys, time
@@ -445,3 +445,13 @@ def test_a_file_with_the_environment_of_a_process_is_for_its_owner_alone(tmp_pat
     ours.end(0)
 
     assert beside.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_capture_that_waits_is_named_where_no_job_finds_what_it_waits_for(tmp_path: Path) -> None:
+    waits = {"workers": "trainer", "backend": "torch", "when": {"rank": "slow"}}
+    said: list[str] = []
+    assert WrappedRun(tmp_path, "local-1", said.append).begin(
+        ["true"], request_from_dict({"captures": [waits]})
+    )
+    assert len(said) == 1 and said[0].startswith("capture 1: `when` never opens a window: outside a job")
+    assert json.loads((tmp_path / "run.json").read_text())["request_notes"] == said

@@ -89,7 +89,10 @@ class WrappedRun:
                 folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             with self._record() as record:
                 if record.get("job") != self.job:
-                    notes = [*request.notes, *self._of_another(record), *_without_a_log(request)]
+                    unheard = list(_of_a_job_alone(request))
+                    notes = [*request.notes, *self._of_another(record), *unheard]
+                    for note in unheard:
+                        self.say(note)
                     record.clear()
                     record |= run_json.beginning(
                         self.job, (), socket.gethostname(), shlex.join(argv), request, notes
@@ -225,11 +228,16 @@ class WrappedRun:
             os.close(lock)
 
 
-def _without_a_log(request: ProfileRequest) -> list[str]:
-    """That the output of a program outside a job is read by nobody."""
-    if request.steps_from is None:
-        return []
-    return ["steps_from is not used: outside a job the program prints to whoever started it"]
+def _of_a_job_alone(request: ProfileRequest) -> Iterator[str]:
+    """What a request asks of a job: outside one nobody reads the program's output or finds anything in it."""
+    if request.steps_from is not None:
+        yield "steps_from is not used: outside a job the program prints to whoever started it"
+    for number, spec in enumerate(request.captures, 1):
+        if spec.waits:
+            yield (
+                f"capture {number}: `when` never opens a window: outside a job there is no flight recorder,"
+                " which finds what it waits for"
+            )
 
 
 def _processes(record: dict[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _misspelt(tree: Mapping[str, Any], reading: ImportNotes) -> None:
     """RLinf ignores an unknown key under `cluster` without a word, its removed `cluster.nsight` too."""
     cluster = tree.get("cluster")
     for key in cluster if isinstance(cluster, Mapping) else ():
-        if key == "nsight" or "profiling" in nearest(str(key), ["profiling"]):
+        if key == "nsight" or (key != "profiling" and nearest(str(key), ["profiling"])):
             reading.problem(
                 f"cluster has no key {shown(key)}, and RLinf would ignore it. Did you mean 'profiling'?"
             )

@@ -10,6 +10,7 @@ from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.hydra import dig, is_interpolation
+from rlprof_ops.trainers.trainer_file import dig_resolved
 from rlprof_ops.trainers.verl.chosen import WORKER_DEFAULTS
 
 # `controller_nsight_options` of every version; the controller is recorded with them whatever a request says.
@@ -30,9 +31,15 @@ class Reading:
         self.notes: list[str] = []
 
     def get(self, *path: str) -> Any:
-        """A setting; one that the trainer computes from others (`${…}`) counts as not set."""
-        value = dig(self.tree, *path)
-        return None if is_interpolation(value) else value
+        """A setting; one that the trainer computes (`${…}`) from what does not stand here counts as not
+        set.
+        """
+        value = dig_resolved(self.tree, *path)
+        if not is_interpolation(value):
+            return value
+        note = f"{'.'.join(path)} {shown(value)} is computed by verl, and counts as not set here"
+        self.notes += [note] if note not in self.notes else []
+        return None
 
     def truth(self, default: bool, *path: str) -> bool:
         value = self.get(*path)
