@@ -15,7 +15,8 @@ from rlprof_ops.trainers.verl.schemes import SCHEMES, Scheme
 
 SPELLINGS = {*LONG, *LONG.values(), "preset"}  # a dialect writes one of two names, and presets written out
 names = option_names.filter(lambda n: n not in SPELLINGS)
-options = st.dictionaries(names, option_values, max_size=3)
+# OmegaConf takes what begins with `${` for a reference, or refuses the whole configuration.
+options = st.dictionaries(names, option_values.filter(lambda value: "${" not in value), max_size=3)
 folders = texts.filter(bool).map(lambda t: "/" + t.replace("$", ""))
 one_range = windows(may_be_open=False).map(lambda w: Steps((w,)))
 listed = steps(may_be_open=False)
