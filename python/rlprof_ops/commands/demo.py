@@ -41,13 +41,13 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     from rlprof_ops.extras import need
     from rlprof_ops.job.knobs import filled
 
-    need("ray", "torch")
     output.mkdir(parents=True, exist_ok=True)
     if request is None and os.environ.get(env_names.REQUEST):
         request = Path(os.environ[env_names.REQUEST])
     if request is None:
         request = write_request(output / "profile.yaml", with_nsight=nsys_cli.find() is not None)
     for_this_machine(str(request), filled(os.environ))
+    need("ray", "torch")
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
     settings = {
         "COMMAND": shlex.join(trainer),
