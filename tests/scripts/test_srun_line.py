@@ -331,10 +331,11 @@ def test_ray_sub_outside_slurm_names_the_way_in():
 def test_ray_sub_with_a_command_as_its_arguments_names_the_way_in():
     """Without COMMAND it would be an interactive cluster, which holds its nodes."""
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
-    done = bash([str(HOME / "ray.sub"), "python", "train.py"], job)
+    done = bash([str(HOME / "ray.sub"), "python", "train.py", "--token=hf_of_mine"], job)
 
     assert done.returncode == 2
-    assert "has 'python train.py'. Give the command as COMMAND='python train.py'" in done.stderr
+    assert "has 3, from 'python' on. Give the command as COMMAND" in done.stderr
+    assert "hf_of_mine" not in done.stderr
 
 
 @pytest.mark.parametrize(
