@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -67,3 +68,22 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
         assert not answer["coverage"]["planned"] and len(answer["whole_run"]["steps"]) == 1, answer
         assert (each / "report.html").is_file()
     assert len(runs) == len(logs("done")) == 2, "each with a run folder of its own"
+
+
+def test_a_job_that_takes_nothing_of_the_shell_it_was_submitted_in_runs_on_its_nodes(slurm: Sandbox) -> None:
+    """`sbatch --export=NONE` is for all of a job's steps, unless ray.sub takes it back."""
+    folder = slurm.shared / "own environment"
+    folder.mkdir()
+    given = {
+        "RLPROF_HOME": HOME,
+        "RLPROF_VENV": sys.prefix,
+        "COMMAND": "echo trained",
+        "RLPROF_HARVEST_JOB": "0",
+    }
+    lines = [f"export {name}={shlex.quote(str(value))}" for name, value in given.items()]
+    script = "\n".join(["#!/bin/bash", *lines, f"bash {shlex.quote(str(HOME / 'ray.sub'))}", ""])
+    job = Job(
+        slurm, slurm.sbatch(["-N2", "--signal=B:USR2@120", "--export=NONE"], cwd=folder, input=script), folder
+    )
+    assert job.wait().exit_code == 0, job.say()
+    assert "trained" in (job.run / "logs/driver.log").read_text()
