@@ -446,9 +446,9 @@ class Sandbox:
         for node, box in store.read_state(self.spec.dir).items():
             if not box.alive():
                 self.start_node(node, timeout)
-        for process in (process for node in self.nodes for process in self.processes(node)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.host_pid, signal.SIGKILL)
+        left = poll(self._kill_all, timeout, POLL_S, enough=lambda found: not found)
+        if left:
+            raise SandboxError(f"processes that SIGKILL does not end: {left}")
         for node in self.nodes:
             self._clean(node)
         bad = [
@@ -459,6 +459,16 @@ class Sandbox:
         if bad:
             self.run(["scontrol", "update", f"nodename={','.join(bad)}", "state=resume"], check=False)
         self.wait_nodes("idle", timeout=timeout)
+
+    def _kill_all(self) -> list[boxes.Process]:
+        """SIGKILL to every process of the nodes; those that were there. One that forks just then leaves a
+        child that this look has not seen.
+        """
+        found = [process for node in self.nodes for process in self.processes(node)]
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.host_pid, signal.SIGKILL)
+        return found
 
     def _clean(self, node: str) -> None:
         litter = [f"/tmp/{path.name}" for path in self.files_in_tmp(node)]
