@@ -59,20 +59,7 @@ BUDGET = {
 
 # What every folder of a trainer or backend has: there a file's name is its part in the plugin.
 PLUGIN_FOLDERS = ("backends", "trainers")
-PLUGIN_PARTS = {
-    "adapter",
-    "check",
-    "dialect",
-    "doctor",
-    "import_config",
-    "names",
-    "options",
-    "placement",
-    "reader",
-    "recorder",
-    "render_config",
-    "wrap_worker",
-}
+PLUGIN_PARTS = {"adapter", "dialect"}
 
 
 def module_of(file: Path) -> str:

@@ -10,9 +10,9 @@ from tests import upstream
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, snake_case
 from rlprof_ops.trainers.nemo_rl import adapter as nemo_rl_adapter
-from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
+from rlprof_ops.trainers.nemo_rl import nemo_rl_names
 from rlprof_ops.trainers.rlinf import adapter as rlinf_adapter
-from rlprof_ops.trainers.rlinf import names as rlinf_names
+from rlprof_ops.trainers.rlinf import rlinf_names
 from rlprof_ops.trainers.skyrl import adapter as skyrl_adapter
 from rlprof_ops.trainers.verl import adapter as verl_adapter
 

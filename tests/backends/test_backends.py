@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops import backends
-from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import nsys_cli, nsys_options
 from rlprof_ops.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from rlprof_ops import backends
 from rlprof_ops.backends import Where, builtin, validate, window_support
-from rlprof_ops.backends.nsight.options import PHASES_NEED
+from rlprof_ops.backends.nsight.nsys_options import PHASES_NEED
 from rlprof_ops.cli import cli
 from rlprof_ops.errors import UsageError
 from rlprof_ops.operate.capture_request import capture, parse_next

@@ -299,7 +299,7 @@ def test_rlinfs_preset_is_its_file() -> None:
     """
     import yaml
 
-    from rlprof_ops.trainers.rlinf.names import PRESETS
+    from rlprof_ops.trainers.rlinf.rlinf_names import PRESETS
 
     path = upstream.tree("rlinf") / "examples/embodiment/config/profile/default.yaml"
     block = yaml.safe_load(path.read_text())

@@ -17,9 +17,9 @@ from rlprof_ops.request import (
     request_from_dict,
     request_from_json,
 )
-from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
+from rlprof_ops.trainers.nemo_rl import nemo_rl_names
 from rlprof_ops.trainers.nemo_rl.dialect import framework
-from rlprof_ops.trainers.nemo_rl.names import LD_LIBRARY_PATH
+from rlprof_ops.trainers.nemo_rl.nemo_rl_names import LD_LIBRARY_PATH
 from rlprof_ops.window.gate import StepGate
 
 DOC = "docs/nsys-profiling.md"

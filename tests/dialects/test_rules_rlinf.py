@@ -10,7 +10,7 @@ import pytest
 
 from rlprof_ops.request import RequestError, request_from_dict
 from rlprof_ops.trainers.rlinf.dialect import framework
-from rlprof_ops.trainers.rlinf.names import PRESETS, TORCH_DEFAULTS
+from rlprof_ops.trainers.rlinf.rlinf_names import PRESETS, TORCH_DEFAULTS
 
 DOC = "GPU Profiling document"
 TORCH = "PyTorch Profiler document"
@@ -276,7 +276,7 @@ TOKENS = [
 def test_rendering_rules_of_the_tools_arguments(
     origin: str, options: dict[str, str], flags: tuple[str, ...], tokens: list[str]
 ) -> None:
-    from rlprof_ops.backends.nsight import options as nsys_options
+    from rlprof_ops.backends.nsight import nsys_options
 
     ours = [nsys_options.render_flag(flag) for flag in flags] + [
         t for name, value in options.items() for t in nsys_options.render_option(name, value)

@@ -13,7 +13,7 @@ import pytest
 from rlprof_ops.request import RequestError, request_from_dict
 from rlprof_ops.trainers.trainer_file import UnknownWorld
 from rlprof_ops.trainers.verl import dialect as verl
-from rlprof_ops.trainers.verl.names import ROLE_PATHS
+from rlprof_ops.trainers.verl.verl_names import ROLE_PATHS
 
 MAIN = verl.framework("verl-0.8")
 LEGACY_DIALECT = verl.framework("verl-legacy")

@@ -17,7 +17,7 @@ from rlprof_ops import trainers
 from rlprof_ops.request import RequestError
 from rlprof_ops.trainers import trainer_file
 from rlprof_ops.trainers.ranks_by_worker import world_of_trainer
-from rlprof_ops.trainers.rlinf.placement import group_names, processes
+from rlprof_ops.trainers.rlinf.rlinf_placement import group_names, processes
 from rlprof_ops.trainers.trainer_file import UnknownWorld, dig_resolved
 
 pytestmark = pytest.mark.whole

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight.options import split_options
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.backends.nsight.nsys_options import split_options
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.request.model import CaptureSpec
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight.options import split_options
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.backends.nsight.nsys_options import split_options
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 from tests.gpu.programs import run
 from tests.gpu.session import KERNELS, exported, rows, sessions, spec
 

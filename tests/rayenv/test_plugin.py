@@ -14,13 +14,13 @@ from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import Context
 
 from rlprof_ops import rayenv
-from rlprof_ops.backends.nsight.wrap_worker import nsys_command
+from rlprof_ops.backends.nsight.nsys_wrap import nsys_command
 from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import CaptureSpec, request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
-from rlprof_ops.trainers.nemo_rl.names import LIBRARY_PATHS
+from rlprof_ops.trainers.nemo_rl.nemo_rl_names import LIBRARY_PATHS
 
 LOG = logging.getLogger("test")
 HOME = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.backends.memory import options as memory
+from rlprof_ops.backends.memory import memory_options
 from rlprof_ops.commands._plan_output import plan_json
 from rlprof_ops.recorder.detect.anomaly import HANG, SLOW_RANK, THROTTLE, Anomaly
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
@@ -98,7 +98,7 @@ def test_it_is_taken_with_the_flags_of_its_request() -> None:
     opened = Trigger(1, asked, asked.when).on_step(StepFact(10, 1.0, 1.0, {}), range(2), int)
     assert opened is not None
     taken = spec_for(CaptureRequest.from_json(opened.to_json()), "policy_worker", 0, 11)
-    assert taken is not None and memory.parse(taken.options, taken.flags).host
+    assert taken is not None and memory_options.parse(taken.options, taken.flags).host
 
 
 def test_what_it_opens_is_a_whole_step() -> None:

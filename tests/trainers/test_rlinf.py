@@ -184,7 +184,7 @@ from types import SimpleNamespace
 from rlinf.scheduler import Cluster
 from rlinf.scheduler.hardware.accelerators.nvidia_gpu import NsightConfig
 from rlinf.scheduler.worker.worker_group import WorkerGroupFunc
-from rlprof_ops.trainers.rlinf.import_config import request_of
+from rlprof_ops.trainers.rlinf.import_rlinf import request_of
 from rlinf.utils.distributed import ScopedTimer
 
 options = {"t": "nvtx", "o": "/x"}
@@ -237,7 +237,7 @@ OWN_ROCPROF = """
 import json
 from rlinf.scheduler import Cluster
 from rlinf.scheduler.hardware.accelerators.amd_gpu import RocprofSysConfig
-from rlprof_ops.trainers.rlinf.import_config import request_of
+from rlprof_ops.trainers.rlinf.import_rlinf import request_of
 
 config = RocprofSysConfig(worker_groups=["ActorGroup", "EnvGroup"], args={"F": "true"}, output_dir=OUT,
                           env={"ROCPROFSYS_SAMPLING_FREQ": "9"}, steps=[1])

@@ -18,7 +18,7 @@ from tests.nsys_stand_in import executable, slow_nsys
 from tests.window.test_matrix import PART_ASKED, Job, rows_of
 
 from rlprof_ops.backends.contract import CaptureError, Where
-from rlprof_ops.backends.torch.recorder import TorchRecorder
+from rlprof_ops.backends.torch.torch_recorder import TorchRecorder
 from rlprof_ops.backends.window_support import PROCESS, SUPERVISOR
 from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.request import request_from_dict

@@ -78,18 +78,19 @@ def frameworks() -> tuple[str, ...]:
 
 def phases() -> list[Mapping[str, tuple[str, ...]]]:
     """What each trainer here calls the phases of a step, by the report's word; first those of the dialects,
-    from their module `names` where they have one: a whole dialect takes as long to load as ten reports.
+    from their module `<name>_names` where they have one: to load a whole dialect takes as long as ten
+    reports.
     """
-    packages = [import_module(package) for package in builtin().values()]
+    packages = {trainer: import_module(package) for trainer, package in builtin().items()}
     found: list[Mapping[str, tuple[str, ...]]] = []
-    for package in packages:
+    for trainer, package in packages.items():
         if not hasattr(package, "FRAMEWORKS"):
             continue
-        if os.path.isfile(f"{package.__path__[0]}/names.py"):
-            found.append(import_module(f"{package.__name__}.names").PHASES)
+        if os.path.isfile(f"{package.__path__[0]}/{trainer}_names.py"):
+            found.append(import_module(f"{package.__name__}.{trainer}_names").PHASES)
         else:
             found += [get(name).phase_names for name in package.FRAMEWORKS]
-    return [*found, *(getattr(package, "PHASES", {}) for package in packages)]
+    return [*found, *(getattr(package, "PHASES", {}) for package in packages.values())]
 
 
 def checked(name: str) -> str:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops.backends import Where
-from rlprof_ops.backends.memory.options import MemoryOptions, parse
+from rlprof_ops.backends.memory.memory_options import MemoryOptions, parse
 from rlprof_ops.request import RequestError, request_from_json
 from rlprof_ops.request.check import check_request
 from rlprof_ops.runtime import active_profiler, profiler

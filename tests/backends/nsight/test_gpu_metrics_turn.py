@@ -17,8 +17,8 @@ import rlprof_ops
 from rlprof_ops.backends.contract import CaptureError
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight.node_turn import NodeTurn
-from rlprof_ops.backends.nsight.options import samples_the_node
-from rlprof_ops.backends.nsight.recorder import GPU_METRICS_TURN, NsysSessionRecorder
+from rlprof_ops.backends.nsight.nsys_options import samples_the_node
+from rlprof_ops.backends.nsight.session_recorder import GPU_METRICS_TURN, NsysSessionRecorder
 
 ALL = {"gpu-metrics-devices": "all", "gpu-metrics-frequency": "1000"}
 NOTES = 'echo "$*" >> "$0.started"; echo "$4" > "$0.report.$2"'

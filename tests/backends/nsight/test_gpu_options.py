@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tests.nsys_stand_in import executable
 
-from rlprof_ops.backends.nsight import gpu_options, wrap_worker
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import gpu_options, nsys_options, nsys_wrap
 from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.collect.event_logs import Notes
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -36,7 +35,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setattr(nsys_options, "has_nvidia_driver", lambda: True)
         gpu_options._node.cache_clear()
-        wrap_worker._told.clear()
+        nsys_wrap._told.clear()
         return str(nsys)
 
     yield made
@@ -101,7 +100,7 @@ def test_presets_give_way(node: Node) -> None:
 def test_the_worker_is_launched_so_and_the_manifest_is_told_once(node: Node, tmp_path: Path) -> None:
     nsys, env = node("10.0"), {"RLPROF_NODE_DIR": str(tmp_path / "n1")}
     for rank in range(2):
-        command = wrap_worker.session_command(Identity("policy", rank), asked(), env, nsys)
+        command = nsys_wrap.session_command(Identity("policy", rank), asked(), env, nsys)
         assert command.words()[-2:] == ["-t", "cuda-sw,nvtx"]
     [path] = (tmp_path / "n1/events").iterdir()
     assert len(path.read_text().splitlines()) == 1

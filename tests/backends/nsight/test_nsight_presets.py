@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import nsys_options
 from rlprof_ops.backends.nsight.presets import PRESETS, resolve
 
 

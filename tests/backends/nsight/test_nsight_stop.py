@@ -11,7 +11,7 @@ import pytest
 from tests.nsys_stand_in import answering_nsys
 from tests.real_nsys import nvtx_ranges
 
-from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
+from rlprof_ops.backends.nsight.nsys_wrap import NsysCommand
 
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
@@ -87,7 +87,7 @@ def test_the_import_of_a_window_gives_way_to_the_training(asked, events, monkeyp
 PROGRAM = """
 import os, time, nvtx
 from pathlib import Path
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 from types import SimpleNamespace
 taker = NsysSessionRecorder(os.environ["RLPROF_NSYS_SESSION"], SimpleNamespace(options={}, flags=()))
 for window in range(3):

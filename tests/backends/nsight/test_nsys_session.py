@@ -10,7 +10,7 @@ import pytest
 from tests.real_nsys import nvtx_ranges, nvtx_sum
 from tests.waits import wait_until
 
-from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
+from rlprof_ops.backends.nsight.nsys_wrap import NsysCommand
 from rlprof_ops.request import request_from_dict
 
 pytestmark = pytest.mark.nsys

@@ -13,7 +13,7 @@ from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import own_environment
 from tests.waits import wait_until
 
-from rlprof_ops.backends.nsight.wrap_worker import SCRIPT, NsysCommand
+from rlprof_ops.backends.nsight.nsys_wrap import SCRIPT, NsysCommand
 
 SAY = (
     "import os, sys; get = os.environ.get; os.umask(mask := os.umask(0));"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tests.nsys_stand_in import answering_nsys
 
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 
 
 @pytest.mark.parametrize(

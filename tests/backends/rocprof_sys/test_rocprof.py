@@ -19,7 +19,7 @@ from tests.rayenv.stock import pristine
 
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.rocprof_sys import BACKEND, front_end
-from rlprof_ops.backends.rocprof_sys.wrap_worker import PLUGIN
+from rlprof_ops.backends.rocprof_sys.rocprof_wrap import PLUGIN
 from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import request_from_dict

@@ -16,7 +16,7 @@ PROGRAM = r"""
 import gc, json, sys, threading
 from pathlib import Path
 import torch
-from rlprof_ops.backends.torch.recorder import TorchRecorder
+from rlprof_ops.backends.torch.torch_recorder import TorchRecorder
 from rlprof_ops.request import request_from_dict
 
 FOLDER, ORDER, THREAD, OPTIONS = Path(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
@@ -119,7 +119,7 @@ COMPILED = r"""
 import sys
 from pathlib import Path
 import torch
-from rlprof_ops.backends.torch.recorder import TorchRecorder
+from rlprof_ops.backends.torch.torch_recorder import TorchRecorder
 from rlprof_ops.request import request_from_dict
 
 def plain(x):

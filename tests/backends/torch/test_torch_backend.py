@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops.backends.report_names import report_name
-from rlprof_ops.backends.torch.options import TorchOptions, parse
-from rlprof_ops.backends.torch.recorder import TorchRecorder
 from rlprof_ops.backends.torch.running_profilers import running
+from rlprof_ops.backends.torch.torch_options import TorchOptions, parse
+from rlprof_ops.backends.torch.torch_recorder import TorchRecorder
 from rlprof_ops.runtime import profiler
 
 pytestmark = pytest.mark.torch

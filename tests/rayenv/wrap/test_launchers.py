@@ -10,7 +10,7 @@ from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.waits import wait_until
 
-from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
+from rlprof_ops.backends.nsight.nsys_wrap import NsysCommand
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime.process.launchers import as_a_rank, launcher_of

@@ -13,8 +13,8 @@ from tests.rayenv.stand_ins import own_environment
 from tests.real_nsys import nvtx_ranges
 
 from rlprof_ops.backends import report_names
-from rlprof_ops.backends.nsight.wrap_worker import SCRIPT
-from rlprof_ops.backends.rocprof_sys.wrap_worker import split_python
+from rlprof_ops.backends.nsight.nsys_wrap import SCRIPT
+from rlprof_ops.backends.rocprof_sys.rocprof_wrap import split_python
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import request_from_dict

@@ -19,10 +19,9 @@ from tests.needs import need
 from tests.nsys_stand_in import answering_nsys
 from tests.waits import wait_until
 
-from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight import options as nsys_options
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
-from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
+from rlprof_ops.backends.nsight import nsys_cli, nsys_options
+from rlprof_ops.backends.nsight.nsys_wrap import NsysCommand
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 from rlprof_ops.collect.event_logs import WindowEvent, read_node
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.check import check_request

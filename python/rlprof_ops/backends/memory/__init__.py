@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlprof_ops.backends.contract import Asked, Backend, Check, Spec, Verdict, Where, WindowRecorder
-from rlprof_ops.backends.memory.options import HOST_SUFFIX, SUFFIX
-from rlprof_ops.backends.memory.options import validate as _validate
+from rlprof_ops.backends.memory.memory_options import HOST_SUFFIX, SUFFIX
+from rlprof_ops.backends.memory.memory_options import validate as _validate
 
 
 class Memory(Backend):
@@ -29,7 +29,7 @@ class Memory(Backend):
         return _validate(spec, where)
 
     def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
-        from rlprof_ops.backends.memory.recorder import memory_recorder
+        from rlprof_ops.backends.memory.memory_recorder import memory_recorder
 
         return memory_recorder(spec), ""
 

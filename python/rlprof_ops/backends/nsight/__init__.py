@@ -20,8 +20,8 @@ from rlprof_ops.backends.contract import (
     WindowRecorder,
     not_wrapped,
 )
-from rlprof_ops.backends.nsight.options import CUDA_RANGE, EXPORT_SUFFIX, NAME, RAW_SUFFIX, SUFFIX
-from rlprof_ops.backends.nsight.options import validate as _validate
+from rlprof_ops.backends.nsight.nsys_options import CUDA_RANGE, EXPORT_SUFFIX, NAME, RAW_SUFFIX, SUFFIX
+from rlprof_ops.backends.nsight.nsys_options import validate as _validate
 
 
 class Nsight(Backend):
@@ -38,7 +38,7 @@ class Nsight(Backend):
     window_options = ("capture-range", "max_mb")
     windows_from_outside = True
     parts_of_steps = True
-    wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"
+    wrap = "rlprof_ops.backends.nsight.nsys_wrap:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
     reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
     doctor = "rlprof_ops.backends.nsight.nsys_doctor:findings"
@@ -75,7 +75,7 @@ class Nsight(Backend):
     def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
         session, opened_by = os.environ.get(env_names.NSYS_SESSION), os.environ.get(env_names.NSYS_RANGE)
         if session:
-            from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+            from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 
             return NsysSessionRecorder(session, spec), ""
         if opened_by:

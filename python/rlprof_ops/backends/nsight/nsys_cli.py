@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rlprof_ops import env_names
 from rlprof_ops.backends.contract import OK, TRUNCATED, Check, Options, check_not_empty
-from rlprof_ops.backends.nsight.options import GPU_METRICS, split_options
-from rlprof_ops.backends.nsight.options import RAW_SUFFIX as RAW_SUFFIX
-from rlprof_ops.backends.nsight.options import SUFFIX as SUFFIX
+from rlprof_ops.backends.nsight.nsys_options import GPU_METRICS, split_options
+from rlprof_ops.backends.nsight.nsys_options import RAW_SUFFIX as RAW_SUFFIX
+from rlprof_ops.backends.nsight.nsys_options import SUFFIX as SUFFIX
 
 # `nsys stop` takes 0.7 s for a small window; one of gigabytes takes minutes to write.
 STOP_TIMEOUT_S = 600.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight.options import EXPORT_SUFFIX
+from rlprof_ops.backends.nsight.nsys_options import EXPORT_SUFFIX
 from rlprof_ops.host.threads.own_thread import signals_for_a_child
 from rlprof_ops.words import limit
 

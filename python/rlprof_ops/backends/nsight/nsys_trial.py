@@ -10,8 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from rlprof_ops.backends.contract import Options
-from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import nsys_cli, nsys_options
 from rlprof_ops.backends.option_trial import Trials, trial_env
 
 # launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing

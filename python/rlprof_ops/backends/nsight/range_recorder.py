@@ -8,8 +8,7 @@ import ctypes
 from pathlib import Path
 
 from rlprof_ops.backends.contract import CaptureError
-from rlprof_ops.backends.nsight import nsys_cli
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import nsys_cli, nsys_options
 
 
 class NsysRangeRecorder:

@@ -16,7 +16,7 @@ from rlprof_ops import env_names
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
-from rlprof_ops.backends.nsight.options import (
+from rlprof_ops.backends.nsight.nsys_options import (
     OURS,
     START_OPTIONS,
     capture_range,
@@ -24,14 +24,14 @@ from rlprof_ops.backends.nsight.options import (
     render_option,
     split_flags,
 )
-from rlprof_ops.backends.nsight.rank_slots import RANK
-from rlprof_ops.backends.nsight.wrap_worker import (
+from rlprof_ops.backends.nsight.nsys_wrap import (
     NsysCommand,
     begin_within_s,
     job_tmpdir,
     report_output,
     session_command,
 )
+from rlprof_ops.backends.nsight.rank_slots import RANK
 from rlprof_ops.backends.option_trial import Trials, trial_env
 from rlprof_ops.backends.wrapping import CannotWrap, Given, Identity, clean_options, worker_variables
 

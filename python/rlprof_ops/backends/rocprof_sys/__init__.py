@@ -64,9 +64,9 @@ class RocprofSys(Backend):
     one_report = True
     ray_key = "_rocprof_sys"
     ray_words = RAY_WORDS
-    wrap = "rlprof_ops.backends.rocprof_sys.wrap_worker:WRAP"
-    ray_plugin = "rlprof_ops.backends.rocprof_sys.wrap_worker:PLUGIN"
-    doctor = "rlprof_ops.backends.rocprof_sys.wrap_worker:findings"
+    wrap = "rlprof_ops.backends.rocprof_sys.rocprof_wrap:WRAP"
+    ray_plugin = "rlprof_ops.backends.rocprof_sys.rocprof_wrap:PLUGIN"
+    doctor = "rlprof_ops.backends.rocprof_sys.rocprof_wrap:findings"
 
     def validate(self, spec: Asked, where: Where) -> Verdict:
         return _validate(spec, where)

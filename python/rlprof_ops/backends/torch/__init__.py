@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlprof_ops.backends.contract import LEADERS, Asked, Backend, Check, Spec, Verdict, Where, WindowRecorder
-from rlprof_ops.backends.torch.options import PLAIN_SUFFIX, SUFFIX
-from rlprof_ops.backends.torch.options import validate as _validate
+from rlprof_ops.backends.torch.torch_options import PLAIN_SUFFIX, SUFFIX
+from rlprof_ops.backends.torch.torch_options import validate as _validate
 
 
 class Torch(Backend):
@@ -48,7 +48,7 @@ class Torch(Backend):
 
     def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
         from rlprof_ops.backends import get, is_known
-        from rlprof_ops.backends.torch.recorder import TorchRecorder
+        from rlprof_ops.backends.torch.torch_recorder import TorchRecorder
         from rlprof_ops.backends.torch.trace_check import has_cuda_activity
 
         others = ((get(other.backend), other) for other in beside if is_known(other.backend))

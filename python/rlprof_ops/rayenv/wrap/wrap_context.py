@@ -58,7 +58,7 @@ def wrap_context(
 
 def find_libraries(worker: str, variables: dict[str, str]) -> None:
     """Give a worker under a profiler the folders of libraries that its trainer says it needs then."""
-    from rlprof_ops.trainers.nemo_rl.names import library_path
+    from rlprof_ops.trainers.nemo_rl.nemo_rl_names import library_path
 
     before = variables.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
     path = library_path(worker, os.uname().machine, before)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import report_names
-from rlprof_ops.backends.torch.recorder import TorchProfile
+from rlprof_ops.backends.torch.torch_recorder import TorchProfile
 from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime.compat.rlinf_profiler_config import PyTorchProfilerConfig, checked
 from rlprof_ops.runtime.process.event_log import log_once
@@ -179,8 +179,8 @@ class PyTorchProfiler:
     def _make_profile(self, action: str) -> TorchProfile:
         import torch
 
-        from rlprof_ops.backends.torch.options import TorchOptions
-        from rlprof_ops.backends.torch.recorder import make_profile
+        from rlprof_ops.backends.torch.torch_options import TorchOptions
+        from rlprof_ops.backends.torch.torch_recorder import make_profile
 
         config = self.config
         switches = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight import nsys_options
 from rlprof_ops.backends.window_support import TRAINER
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window

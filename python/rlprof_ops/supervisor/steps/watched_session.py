@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlprof_ops.backends import Where, report_names, validate
-from rlprof_ops.backends.nsight import options as nsys_options
-from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.backends.nsight import nsys_options
+from rlprof_ops.backends.nsight.session_recorder import NsysSessionRecorder
 from rlprof_ops.backends.window_support import MAX_MB, TRAINER, driver_of
 from rlprof_ops.host import foreign
 from rlprof_ops.request import CaptureSpec, Steps, Window

@@ -5,10 +5,10 @@ profiler page).
 from __future__ import annotations
 
 from rlprof_ops.trainers.dialects import Framework
-from rlprof_ops.trainers.nemo_rl.import_config import import_
-from rlprof_ops.trainers.nemo_rl.names import PHASES, WORKERS
-from rlprof_ops.trainers.nemo_rl.placement import world
-from rlprof_ops.trainers.nemo_rl.render_config import render
+from rlprof_ops.trainers.nemo_rl.import_nemo_rl import import_
+from rlprof_ops.trainers.nemo_rl.nemo_rl_names import PHASES, WORKERS
+from rlprof_ops.trainers.nemo_rl.nemo_rl_placement import world
+from rlprof_ops.trainers.nemo_rl.render_nemo_rl import render
 
 
 def framework(name: str) -> Framework:

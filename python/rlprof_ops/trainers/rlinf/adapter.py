@@ -166,7 +166,7 @@ def _ask(config: Any) -> None:
         return
     _RUNNER.asked = True
     from rlprof_ops.runtime import step_clock
-    from rlprof_ops.trainers.rlinf.import_config import request_of
+    from rlprof_ops.trainers.rlinf.import_rlinf import request_of
 
     request = request_of(config)
     if request and step_clock.tell_request(request.to_json()):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlprof_ops.trainers.dialects import Framework
-from rlprof_ops.trainers.rlinf.import_config import import_
-from rlprof_ops.trainers.rlinf.names import PHASES, WORKERS
-from rlprof_ops.trainers.rlinf.placement import world
-from rlprof_ops.trainers.rlinf.render_config import render
+from rlprof_ops.trainers.rlinf.import_rlinf import import_
+from rlprof_ops.trainers.rlinf.render_rlinf import render
+from rlprof_ops.trainers.rlinf.rlinf_names import PHASES, WORKERS
+from rlprof_ops.trainers.rlinf.rlinf_placement import world
 
 
 def framework(name: str) -> Framework:

@@ -9,8 +9,8 @@ from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.dialects import Remarks, common_losses, select, usable
-from rlprof_ops.trainers.verl.names import WORKERS
 from rlprof_ops.trainers.verl.schemes import V09, Scheme
+from rlprof_ops.trainers.verl.verl_names import WORKERS
 
 # verl's own worker options use the long names; `-t` beside its `--trace` would be given twice.
 LONG_NAMES = {

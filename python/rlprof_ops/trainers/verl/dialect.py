@@ -8,11 +8,11 @@ from __future__ import annotations
 from rlprof_ops.extras import installed_version
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.dialects import Framework
-from rlprof_ops.trainers.verl.import_config import importer
-from rlprof_ops.trainers.verl.names import PHASES, WORKERS
-from rlprof_ops.trainers.verl.placement import world
-from rlprof_ops.trainers.verl.render_config import renderer
+from rlprof_ops.trainers.verl.import_verl import importer
+from rlprof_ops.trainers.verl.render_verl import renderer
 from rlprof_ops.trainers.verl.schemes import SCHEMES, scheme_of_version
+from rlprof_ops.trainers.verl.verl_names import PHASES, WORKERS
+from rlprof_ops.trainers.verl.verl_placement import world
 
 
 def framework(name: str, installed: str | None = None) -> Framework:

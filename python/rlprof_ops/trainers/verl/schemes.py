@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlprof_ops.trainers.verl.names import ROLE_PATHS
+from rlprof_ops.trainers.verl.verl_names import ROLE_PATHS
 
 HYBRID = ("actor", "rollout", "ref")
 

@@ -15,7 +15,7 @@ from rlprof_ops.backends import OK
 from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.backends.nsight.node_turn import NodeTurn
-from rlprof_ops.backends.nsight.options import samples_the_node
+from rlprof_ops.backends.nsight.nsys_options import samples_the_node
 from rlprof_ops.backends.window_support import MAX_MB
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host.log_line import log_once

@@ -12,7 +12,7 @@ from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.selectors import is_pattern
 from rlprof_ops.trainers.dialects import Remarks, Rendered, WorkerKind, common_losses, select, usable
-from rlprof_ops.trainers.nemo_rl.names import (
+from rlprof_ops.trainers.nemo_rl.nemo_rl_names import (
     LD_LIBRARY_PATH,
     NO_END,
     RAY_LOG_SYNC_FREQUENCY_S,

@@ -13,7 +13,7 @@ from rlprof_ops.request.selectors import is_pattern
 from rlprof_ops.trainers import hydra
 from rlprof_ops.trainers.dialects import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.trainers.hydra import Setting
-from rlprof_ops.trainers.rlinf.names import FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS, canonical_group
+from rlprof_ops.trainers.rlinf.rlinf_names import FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS, canonical_group
 
 OPEN_STEPS = 10  # RLinf lists steps; of an open range these many are written
 TOP = ("cluster", "profiling")

@@ -13,7 +13,8 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, w
 from rlprof_ops.trainers.dialects import Imported
 from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings
 from rlprof_ops.trainers.hydra_defaults import merge
-from rlprof_ops.trainers.rlinf.names import (
+from rlprof_ops.trainers.rlinf.render_rlinf import window_options
+from rlprof_ops.trainers.rlinf.rlinf_names import (
     COMMON_FIELDS,
     DOCUMENTED_GROUPS,
     FIELDS,
@@ -22,8 +23,7 @@ from rlprof_ops.trainers.rlinf.names import (
     WORKERS,
     canonical_group,
 )
-from rlprof_ops.trainers.rlinf.placement import group_names
-from rlprof_ops.trainers.rlinf.render_config import window_options
+from rlprof_ops.trainers.rlinf.rlinf_placement import group_names
 
 # As RLinf translates `stop-on-range-end`; another value is nsys's own word.
 RANGE_END = dict.fromkeys(("true", "1", "yes", "on"), "stop") | dict.fromkeys(

@@ -19,7 +19,7 @@ from rlprof_ops import env_names
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Options, Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
-from rlprof_ops.backends.nsight.options import NAME, capture_range, profile_words, split_options
+from rlprof_ops.backends.nsight.nsys_options import NAME, capture_range, profile_words, split_options
 from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
 from rlprof_ops.backends.option_trial import TIMEOUT_S, Trials, timeout_s
 from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlprof_ops.backends.contract import CaptureError, Options
-from rlprof_ops.backends.memory import options as memory
-from rlprof_ops.backends.memory.options import NEEDS_CUDA, MemoryOptions, parse
+from rlprof_ops.backends.memory import memory_options
+from rlprof_ops.backends.memory.memory_options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.host.after_import import after_import
 from rlprof_ops.host.log_line import log_once
 from rlprof_ops.host.threads.own_thread import OwnThread
@@ -103,7 +103,7 @@ class CudaMemoryRecorder:
     `open` and `close` raise `CaptureError`.
     """
 
-    suffix = memory.SUFFIX
+    suffix = memory_options.SUFFIX
 
     def __init__(self, options: MemoryOptions) -> None:
         self._options = options
@@ -284,7 +284,7 @@ class HostMemoryRecorder:
     `open` and `close` raise `CaptureError`.
     """
 
-    suffix = memory.HOST_SUFFIX
+    suffix = memory_options.HOST_SUFFIX
 
     def __init__(self, options: MemoryOptions) -> None:
         self._options = options

@@ -19,9 +19,9 @@ from typing import IO, ClassVar, Protocol, cast
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import CaptureError, Options, Yielded
 from rlprof_ops.backends.graph_captures import captures
-from rlprof_ops.backends.torch import options as torch_backend
-from rlprof_ops.backends.torch.options import TorchOptions, parse
+from rlprof_ops.backends.torch import torch_options
 from rlprof_ops.backends.torch.running_profilers import running
+from rlprof_ops.backends.torch.torch_options import TorchOptions, parse
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host.after_import import after_import
@@ -54,7 +54,7 @@ class TorchRecorder:
     `open` and `close` raise `CaptureError`.
     """
 
-    suffix = torch_backend.SUFFIX
+    suffix = torch_options.SUFFIX
     size_by = " (by the speed of the window before)"
     _prepared = False
     _bytes_per_s: ClassVar[dict[str, float]] = {}  # of this process's last trace of these options and phase
