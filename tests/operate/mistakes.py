@@ -13,7 +13,7 @@ MISTAKES = [
     (["completion", "tcsh"], 2, "'bash', 'zsh', 'fish'"),
     (["schema", "manifst"], 2, "'request', 'manifest', 'run', 'report'"),
     # a request
-    (["plan", "none.yaml"], 2, "none.yaml: cannot read the request: No such file or directory"),
+    (["plan", "none.yaml"], 2, "none.yaml: cannot be read: No such file or directory"),
     (["plan", "zero.yaml"], 2, "steps are counted from 1 and stop is not included; write '1:11'"),
     (["plan", "broken.yaml"], 2, "broken.yaml"),
     (["plan", "key.yaml"], 2, "Did you mean 'captures'?"),
@@ -99,7 +99,7 @@ MISTAKES = [
     (["diff", "folder", "folder"], 2, "folder"),
     (["timeline", "folder"], 2, "folder"),
     (["clean", "--older-than", "30"], 2, "expected a number with h, d or w, e.g. 30d"),
-    (["ps", "nowhere"], 1, "nowhere is no folder"),
+    (["ps", "nowhere"], 2, "nowhere is no folder"),
     (["top", "folder"], 2, "not the run folder of a job"),
     (["top", "4711", "--every", "0"], 2, "--every"),
     (["top", "4711"], 1, "the job has not begun, or it runs with RLPROF_RECORD=0"),

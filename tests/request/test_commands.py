@@ -160,7 +160,7 @@ def test_converting_overrides_and_stdin() -> None:
     assert "read as rank 0" in err
     result = CliRunner().invoke(cli, ["convert", "--from", "verl", "-"], input="\n".join(words))
     assert "workers: [ref]" in result.stdout
-    assert "cannot read the request" in run("convert", "--from", "verl", "nowhere.yaml", code=2)[1]
+    assert "cannot be read" in run("convert", "--from", "verl", "nowhere.yaml", code=2)[1]
 
 
 def test_the_schema_agrees_with_the_loader() -> None:
@@ -250,7 +250,7 @@ def test_importing_the_request_is_cheap() -> None:
             {"NRL_NSYS_PROFILE_STEP_RANGE": "1-10", "NRL_NSYS_WORKER_PATTERNS": "*"},
             "NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'",
         ),
-        ({"RLPROF_REQUEST": "/nowhere.yaml"}, "/nowhere.yaml: cannot read the request"),
+        ({"RLPROF_REQUEST": "/nowhere.yaml"}, "/nowhere.yaml: cannot be read"),
     ],
 )
 def test_a_bad_request_ends_the_demo_before_ray(env: dict[str, str], message: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def command(run: str, as_json: bool, dump: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer, ensure_ascii=False))
     else:
-        click.echo("\n".join(lines).rstrip())
+        click.echo("\n".join(lines).rstrip(), nl=bool(lines))
     if not answer["verdicts"]:
         hint = (
             f"; rlprof hang {run} --dump asks a running job for them"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import killed_here
-from rlprof_ops.errors import RlprofError
+from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
@@ -43,10 +43,10 @@ class Run:
 def runs(root: Path) -> tuple[list[Run], list[Path]]:
     """Every run below `root`, or `root` itself, latest first; and the folders that this user may not read.
 
-    Raises RlprofError for what is no folder.
+    Raises UsageError for what is no folder.
     """
     if not root.is_dir():
-        raise RlprofError(f"{root} is no folder; name the one that holds <job>-logs/")
+        raise UsageError(f"{root} is no folder; name the one that holds <job>-logs/")
     below = (path for path in sorted(root.iterdir()) if path.is_dir() and not path.is_symlink())
     folders = [root] if (root / "run.json").is_file() else below
     found, denied = list[Run](), list[Path]()

@@ -31,9 +31,11 @@ def read_file(path: str) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         near = nearest_file(path) if isinstance(error, FileNotFoundError) else ""
-        raise RequestError([Problem(f"cannot read the request: {reason}.{near}", path)]) from None
+        raise RequestError([Problem(f"cannot be read: {reason}.{near}", path)]) from None
     if len(data) > MAX_BYTES:
-        raise RequestError([Problem(f"a request is a short file; this one is over {MAX_BYTES} bytes", path)])
+        raise RequestError(
+            [Problem(f"over {MAX_BYTES} bytes; a request or a trainer's configuration is shorter", path)]
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
