@@ -5,6 +5,8 @@
 set -euo pipefail
 # shellcheck source=scripts/lib/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/common.sh"
+# shellcheck source=scripts/lib/slurm.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/slurm.sh"
 
 attach::run_folder() {
     local -r what="$1"
@@ -60,7 +62,7 @@ attach::main() {
     job="$(attach::_of_job "${folder}" RLPROF_JOB)"
     job="${job%%.*}"
     # Slurm takes the number of an array's last element for all its elements.
-    mapfile -t nodes < <(scontrol show hostnames "$(squeue -h -j "${job}" -o '%A %N' | sed -n "s/^${job} //p")")
+    mapfile -t nodes < <(scontrol show hostnames "$(slurm::squeue "--jobs=${job}" '--format=%A %N' | sed -n "s/^${job} //p")")
     (( ${#nodes[@]} > 0 )) || common::fail 1 "job ${job} is not running."
     if [[ ${node} =~ ^[0-9]+$ ]]; then
         common::numbers node

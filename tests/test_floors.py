@@ -37,7 +37,7 @@ BUDGET = {
     "(root)": 310,  # a doctor's line, an installed version, yes and no, names (3), errors as text (4)
     "host": 1381,  # host, job and slurm: 1,600; storage, cgroups, logs (36), our threads (58), timers (53)
     "job": 978,  # and run.json, exit codes, site (12), node folders (6), Python (36), ids (19), numbers (10)
-    "slurm": 315,  # and host's commands, GPUs that are counted (4), which step (8), KillWait (5), limits (9)
+    "slurm": 319,  # and host's commands, GPUs (4), which step (8), KillWait (5), limits (9), filters (4)
     "redact": 645,  # and secrets in binary reports, new and ended processes (22), lines of any length (14)
     "request": 1714,  # 1,100; what a GPU refuses, windows inside a step, by output, waiting (48), numbers (8)
     "backends": 3270,  # 1,300; CUDA, doctor, inner workers, captures, exports, endings, forks (45)

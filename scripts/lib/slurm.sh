@@ -27,10 +27,19 @@ slurm::_alone() {
     printf '%s' "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-${SLURM_JOB_ID}}"
 }
 
+# squeue with hidden partitions, and without the filters that its user may have in the environment (SQUEUE_STATES,
+# SQUEUE_PARTITION …), as client.squeue of the package.
+slurm::squeue() {
+    (
+        unset "${!SQUEUE_@}"
+        exec timeout 10 squeue --all --noheader "$@"
+    )
+}
+
 # The id of the supervisors' step, nothing while there is none: of the steps that are not beside it the first, for Slurm
 # numbers steps as their sruns reach it.
 slurm::step() {
-    timeout 10 squeue --all --steps --noheader "--jobs=$(slurm::_alone)" "--format=%i %j" 2> /dev/null \
+    slurm::squeue --steps "--jobs=$(slurm::_alone)" "--format=%i %j" 2> /dev/null \
         | awk -v beside="${BESIDE}" '
             $1 ~ /\.[0-9]+$/ && $2 != beside {
                 number = substr($1, index($1, ".") + 1) + 0

@@ -35,8 +35,8 @@ elif name == "scontrol":
 elif name == "squeue" and "--steps" in sys.argv:
     job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--jobs="))
     print(f"{{job}}.1 bash\\n{{job}}.0 rlprof-beside\\n{{job}}.10 sh\\n{{job}}.batch batch")
-elif name == "squeue" and "-j" in sys.argv:
-    print(sys.argv[sys.argv.index("-j") + 1], "n[1-2]")
+elif name == "squeue" and (jobs := [word for word in sys.argv if word.startswith("--jobs=")]):
+    print(jobs[0].partition("=")[2], "n[1-2]")
 elif name == "squeue":
     queue = here / "queue"
     print(queue.read_text() if queue.exists() else "", end="")

@@ -118,6 +118,14 @@ def run(
         ) from None
 
 
+def squeue(*words: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """squeue with hidden partitions, and without the filters that its user may have in the environment
+    (`SQUEUE_STATES`, `SQUEUE_PARTITION` …, man squeue): a job that they hide still runs. Raises as `run`.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    return run(["squeue", "--all", "--noheader", *words], env=env, timeout_s=timeout_s)
+
+
 def show(job: str) -> SlurmJob | None:
     """The job, or None without Slurm, when Slurm has forgotten it, or cannot be asked."""
     return look_up(job)[0]
@@ -266,7 +274,7 @@ def _known(text: str) -> str:
 def mine(timeout_s: float = TIMEOUT_S) -> list[SlurmJob]:
     """My jobs that wait or run, oldest first. Raises RlprofError without squeue."""
     fields = f"--format={_SEPARATOR.join(_FIELDS)}"
-    done = run(["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", fields], timeout_s=timeout_s)
+    done = squeue(f"--user={os.getuid()}", "--sort=i", fields, timeout_s=timeout_s)
     if done.returncode:
         raise RlprofError(f"squeue failed: {done.stderr.strip()}")
     rows = (line.split(_SEPARATOR) for line in done.stdout.splitlines())
@@ -298,7 +306,7 @@ def signal_step(job: SlurmJob, signal: str) -> bool:
 
 def first_step(job: str) -> str:
     """The id of the supervisors' step, as slurm::step of scripts/lib/slurm.sh finds it; "" without one."""
-    rows = run([*("squeue", "--all", "--steps", "--noheader"), f"--jobs={job}", "--format=%i %j"]).stdout
+    rows = squeue("--steps", f"--jobs={job}", "--format=%i %j").stdout
     steps = (row.strip().partition(" ")[::2] for row in rows.splitlines())
     found = [id for id, name in steps if id.rpartition(".")[2].isdigit() and name.strip() != BESIDE]
     return min(found, key=lambda id: int(id.rpartition(".")[2]), default="")

@@ -14,8 +14,9 @@ from typing import Any
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import command, foreign
+from rlprof_ops.host import foreign
 from rlprof_ops.job import attempt, harvest_job
+from rlprof_ops.slurm import client
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.words import limit
@@ -123,7 +124,10 @@ def _in_queue(job: str) -> bool:
     """Whether Slurm has it waiting or running. True also when Slurm does not answer: that is no reason to
     give up.
     """
-    done = command.run(["squeue", "-h", "-j", job, "-o", "%T"], 30)
+    try:
+        done = client.squeue(f"--jobs={job}", "--format=%T")
+    except RlprofError:
+        return True
     if done.returncode:
         return "Invalid job id" not in done.stderr
     return bool(done.stdout.strip())
