@@ -1,6 +1,7 @@
 """Four real gloo ranks with two trainers, one after the other: `python second_trainer.py FOLDER`.
 
-Each trainer counts its steps from 1. In the second one rank 2 takes three times as long before the ranks meet.
+Each trainer counts its steps from 1. In the second one rank 2 takes three times as long
+before the ranks meet.
 """
 
 from __future__ import annotations

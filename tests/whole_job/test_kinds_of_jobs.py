@@ -16,19 +16,20 @@ pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 GPUS = """python - <<'END'
-import time, ray
+import pathlib, time, ray
 from rlprof_ops.runtime import profiler
 ray.init(log_to_driver=False)
 print("GPUs", ray.cluster_resources().get("GPU", 0.0), flush=True)
 with profiler.from_env(worker="controller", rank=0).step(1):
-    time.sleep(6)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.2)
 print("done", flush=True)
 END"""
 
 
 def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
     job = Job.submit(slurm, ":", "-N1", nodes=1, COMMAND="true")
-    state = job.wait(timeout=60)
+    state = job.wait(timeout=150)
     assert (state.state, state.exit_code) == ("FAILED", 2), job.output
     assert "a heterogeneous job of 2 components" in job.output
     assert not job.run.exists()
@@ -58,6 +59,7 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
     slurm.run(["scontrol", "suspend", job])
     slurm.wait(int(job), states="SUSPENDED")
     slurm.run(["scontrol", "resume", job])
+    (folder / "go").touch()  # none of them has ended before
     runs = sorted(folder.glob("*-logs"))
     for each in runs:
         assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=120).state == "COMPLETED"
