@@ -21,7 +21,7 @@ from rlprof_ops.runtime import profiler
 ray.init(log_to_driver=False)
 print("GPUs", ray.cluster_resources().get("GPU", 0.0), flush=True)
 with profiler.from_env(worker="controller", rank=0).step(1):
-    while not pathlib.Path("go").exists():
+    while not pathlib.Path(GO).exists():
         time.sleep(0.2)
 print("done", flush=True)
 END"""
@@ -40,7 +40,7 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
     folder = slurm.shared / "an array"
     folder.mkdir()
     wishes = ["--array=0-1", "-N1", "--ntasks-per-node=2", "--gpus-per-task=1"]
-    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS}
+    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS.replace("GO", repr(str(folder / "go")))}
     slurm.sbatch([*wishes, HOME / "ray.sub"], env=env, cwd=folder)
 
     def logs(text: str) -> list[Path]:
