@@ -24,7 +24,7 @@ from tests.waits import wait_until
 from tests.whole_job.jobs import HOME
 
 pytest.importorskip("submitit")
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 PREEMPTION = """\
@@ -49,10 +49,10 @@ class Submitted:
             self.process = slurm.popen("login", argv, env=env, cwd=HOME, stdout=-1, stderr=err, text=True)
         self.id = int(self.process.stdout.readline())
 
-    def until(self, done: Callable[[], object], seconds: float = 120) -> None:
+    def until(self, done: Callable[[], object], seconds: float = 240) -> None:
         wait_until(done, seconds, lambda: say(self.folder), pause_s=0.2)
 
-    def result(self, seconds: float = 200) -> dict:
+    def result(self, seconds: float = 500) -> dict:
         try:
             out, _ = self.process.communicate(timeout=seconds)
             return json.loads(out.strip().splitlines()[-1])

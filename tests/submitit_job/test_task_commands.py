@@ -96,7 +96,7 @@ def test_all_earlier_attempts_have_one_deadline_and_nothing_is_left_of_their_har
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_order_while_an_earlier_attempt_is_harvested_is_obeyed_with_a_manifest(start, tmp_path):
     """Its storage does not answer, so that nobody knows how long that takes."""
     need("fuse")
@@ -116,7 +116,7 @@ def test_an_order_while_an_earlier_attempt_is_harvested_is_obeyed_with_a_manifes
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_node_whose_supervisor_and_keeper_were_killed_is_brought_home(start, tmp_path):
     """As by the kernel where memory is short. Its window had ended, and no sync had seen the report."""
     task = start(RAY_LOG_SYNC_FREQUENCY="600")
@@ -133,7 +133,7 @@ def test_a_node_whose_supervisor_and_keeper_were_killed_is_brought_home(start, t
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_supervisor_without_its_keeper_drains_and_nothing_is_salvaged(start, tmp_path):
     task = start()
     task.wait_for("trained")
@@ -148,7 +148,7 @@ def test_a_supervisor_without_its_keeper_drains_and_nothing_is_salvaged(start, t
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_start_that_nobody_recorded_has_a_manifest(start, tmp_path):
     task = start(RLPROF_PYTHON="/nowhere/python")
     found = task.summary()

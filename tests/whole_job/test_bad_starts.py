@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.whole_job.jobs import ASKED, DEMO, Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(500)]
 LIMIT_S = 150  # a minute, on a machine that has much to do
 
 

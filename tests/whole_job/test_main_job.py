@@ -16,7 +16,7 @@ from tests.whole_job.jobs import ASKED, DEMO, NEEDS, Job
 
 pytestmark = [
     *NEEDS,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1000),
 ]
 
 NOBODY = pwd.getpwnam("nobody").pw_uid

@@ -21,7 +21,7 @@ from tests.supervisors import supervisor_of
 from tests.waits import poll, wait_until
 from tests.whole_job.jobs import HOME, Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
 TIMES = 60 if tiers.tier() == tiers.LONG else 5
 """How many random orders: a job each, of 15 s."""

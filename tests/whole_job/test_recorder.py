@@ -21,7 +21,7 @@ from tests.whole_job.jobs import Job
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.record_file import read_folder
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(1500)]
 SLOW_FROM, HANG_AT, HANG_S = 12, 22, 10
 REQUEST = {
     "captures": [

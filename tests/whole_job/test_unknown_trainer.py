@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.nsys,
     pytest.mark.ray,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(1000),
     pytest.mark.timed,
 ]
 STEPS, STEP_S = 6, 3.0
@@ -54,7 +54,7 @@ def submit(slurm: Sandbox, request: dict[str, Any], *words: str) -> Job:
     asked.write_text(json.dumps(request))
     command = f"python -u '{script}' {' '.join(words)}"
     job = Job.submit(slurm, nodes=2, COMMAND=command, RLPROF_REQUEST=str(asked), RAY_LOG_SYNC_FREQUENCY="2")
-    state = job.wait(300)
+    state = job.wait()
     assert (state.state, state.exit_code) == ("COMPLETED", 0), job.say()
     return job
 
