@@ -42,13 +42,22 @@ def two_signals(job: Job) -> None:
     job.sandbox.run(["scancel", str(job.id)])
 
 
+def first_windows_home(job: Job) -> None:
+    """What had ended before is home: a report of each rank and backend."""
+    if job.stand_in:
+        time.sleep(5)  # two of its syncs
+        return
+    first = "profiles/*/policy_worker/rank[01]/[!.]*_step2-3_*"
+    wait_until(lambda: len(list(job.folder.glob(first))) >= 4, 120, job.output, pause_s=0.2)
+
+
 def kill_worker_node(job: Job) -> None:
-    time.sleep(5)  # two syncs: what had ended before is home
+    first_windows_home(job)
     job.sandbox.kill_node("n2", noticed=True)
 
 
 def kill_head_node(job: Job) -> None:
-    time.sleep(5)
+    first_windows_home(job)
     job.sandbox.kill_node("n1", noticed=True)
 
 
@@ -158,7 +167,7 @@ def with_importer(before: str, base: Path) -> dict[str, str]:
     return {"RLPROF_NSYS": str(nsys)}
 
 
-def in_trouble(job: Job, timeout_s: float = 60) -> None:
+def in_trouble(job: Job, timeout_s: float = 180) -> None:
     """Wait until the sync of both nodes has said that the storage does not take what they have."""
     if job.stand_in:
         time.sleep(6)  # it says nothing: three of its turns

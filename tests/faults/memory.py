@@ -31,7 +31,7 @@ def out_of_memory(pid: int) -> None:
     finally:
         process.kill()
         with contextlib.suppress(OSError):
-            wait_until(lambda: not (group / "cgroup.procs").read_text(), 10)
+            wait_until(lambda: not (group / "cgroup.procs").read_text(), 60)
             group.rmdir()
 
 
@@ -48,7 +48,7 @@ def limited(size_bytes: int) -> Iterator[Path]:
         yield group
     finally:
         with contextlib.suppress(OSError):
-            wait_until(lambda: not (group / "cgroup.procs").read_text(), 10)
+            wait_until(lambda: not (group / "cgroup.procs").read_text(), 60)
             group.rmdir()
 
 

@@ -83,7 +83,7 @@ def bring_home(job: Job) -> None:
         job.sandbox.exec(node, ["sh", "-c", commands[0]], timeout=120)
 
 
-def still_there(slurm: Sandbox, cell: Cell, timeout_s: float = 20) -> dict[str, list[str]]:
+def still_there(slurm: Sandbox, cell: Cell, timeout_s: float = 60) -> dict[str, list[str]]:
     """What is left of the job on the nodes that live, some seconds after its end."""
 
     def left() -> dict[str, list[str]]:

@@ -141,7 +141,7 @@ def main() -> None:
         ).remote(rank)
         for rank in range(2)
     ]
-    places = ray.get([each.where.remote() for each in workers], timeout=120)
+    places = ray.get([each.where.remote() for each in workers], timeout=300)
     if len({node for node, _ in places}) != 2:
         sys.exit(f"the two workers sit on {places}, not on two nodes")
     total = 0
@@ -168,7 +168,7 @@ def start_workers() -> None:
     there = [
         alone.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each, soft=False)) for each in nodes
     ]
-    assert all(ray.get([each.remote() for each in there], timeout=60))
+    assert all(ray.get([each.remote() for each in there], timeout=240))
 
 
 def hold(progress: Path, fault: str, workers: list) -> None:

@@ -24,7 +24,7 @@ def run(folder: Path, code: str, **modules: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", HEAD + code],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{import_path()}:{folder}"},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     return done.stdout.strip(), done.stderr.strip()
 

@@ -26,7 +26,7 @@ def server():
 
 
 def answer(server, request):
-    with socket.create_connection(("127.0.0.1", server.port), 10) as link:
+    with socket.create_connection(("127.0.0.1", server.port), 60) as link:
         link.sendall(request)
         got = b""
         try:
@@ -72,22 +72,22 @@ def test_a_request_without_end_is_cut_off(server):
 
 
 def test_who_says_nothing_is_sent_away_and_a_crowd_keeps_nobody_out(server, monkeypatch):
-    monkeypatch.setattr(PrivateServer, "stranger_seconds", 1.0)
+    monkeypatch.setattr(PrivateServer, "stranger_seconds", 4.0)  # in which even a busy client asks
     monkeypatch.setattr(PrivateServer, "most_strangers", 8)
-    links = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(40)]
+    links = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(40)]
     assert good(server).endswith(b"page")
     began = time.monotonic()
     for link in links:
         assert link.recv(10) == b""
         link.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 45  # the 60 s of a handler's own are not waited for
     assert not server._strangers
 
 
 def test_a_fault_of_ours_is_one_line(server, capfd, monkeypatch):
     monkeypatch.setattr(Handler, "do_GET", lambda self: 1 / 0)
     assert good(server) == b""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     text = ""
     while not text and time.monotonic() < deadline:
         text = capfd.readouterr().err

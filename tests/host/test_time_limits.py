@@ -62,8 +62,8 @@ def give_up(*_):
 signal.signal(signal.SIGALRM, give_up)
 prof = profiler.from_env(worker="controller", rank=0)
 for step in range(1, 5):
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
     try:
+        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
         with prof.step(step):
             while True:
                 time.sleep(0.01)

@@ -105,7 +105,7 @@ printf '%s' "$RAY_RESOURCES"
         **place,
     }
     said = subprocess.run(
-        ["bash", "-c", run], env=env, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", run], env=env, capture_output=True, text=True, timeout=180, check=True
     )
 
     node = RayNode("n", "1", "1:1", False, 2, tmp_path, 0, topology.resources(place, index))

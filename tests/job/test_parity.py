@@ -60,7 +60,7 @@ def by_bash(base: Path, mask: str, **more: str) -> dict[str, str]:
         "BASE_LOG_DIR": str(base),
         **more,
     }
-    done = subprocess.run(["bash", "-c", BASH], env=env, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["bash", "-c", BASH], env=env, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
     pairs = (line.partition("=") for line in done.stdout.decode().split("\0") if "=" in line)
     return {name: value for name, _, value in pairs if name.startswith("RLPROF_")}
@@ -182,7 +182,7 @@ LAST=without a newline"""
 def with_files_by_bash(env: dict[str, str]) -> dict[str, str]:
     libraries = "; ".join(f"source {HOME}/scripts/lib/{name}.sh" for name in ("common", "knobs"))
     script = f"set -euo pipefail; {libraries}; knobs::load {HOME} 2> /dev/null; env -0"
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=120, check=True)
     pairs = (line.partition("=") for line in os.fsdecode(done.stdout).split("\0") if line)
     return {name: value for name, _, value in pairs if name not in ("PWD", "SHLVL", "_", "OLDPWD")}
 
@@ -256,7 +256,7 @@ def test_the_step_of_the_supervisors_is_the_same(tmp_path, monkeypatch, listed, 
     }
     script = f"set -euo pipefail; source {HOME}/scripts/lib/slurm.sh; slurm::step"
     done = subprocess.run(
-        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True
+        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == client.first_step("17_2") == step
     bash, python = (tmp_path / "asked").read_text().splitlines()
@@ -269,7 +269,7 @@ def test_a_harvest_is_told_alike_when_it_is_ended(tmp_path):
         " job::_here() { echo n1; };"
         " job::_again() { printf '%s\\n' \"$@\"; }; job::_harvest 120 '/runs/a b'"
     )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=True)
     node, seconds, module, *bash = done.stdout.splitlines()
     python = harvest_words(Path("/runs/a b"), 120.0)
     until = bash.index("--until") + 1

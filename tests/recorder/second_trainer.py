@@ -1,6 +1,7 @@
 """Four real gloo ranks with two trainers, one after the other: `python second_trainer.py FOLDER`.
 
-Each trainer counts its steps from 1. In the second one rank 2 takes twice as long before the ranks meet.
+Each trainer counts its steps from 1. In the second one rank 2 takes three times as long
+before the ranks meet.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlprof_ops.runtime import profiler
 
 RANKS, SLOW = 4, 2
 FIRST_STEPS = 40
-WORK_S = 0.05
+WORK_S = 0.1  # far above what a busy machine puts a rank aside for
 
 
 def train(rank: int, steps: Iterable[int], slow: bool) -> None:
@@ -26,7 +27,7 @@ def train(rank: int, steps: Iterable[int], slow: bool) -> None:
     for step in steps:
         with prof.step(step):
             with prof.range("forward"):
-                time.sleep(WORK_S * (2 if slow and rank == SLOW else 1))
+                time.sleep(WORK_S * (3 if slow and rank == SLOW else 1))
             dist.all_reduce(torch.ones(8))
 
 

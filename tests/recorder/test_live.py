@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops.host import atomic
 from rlprof_ops.operate.live_server import LiveServer
 from rlprof_ops.recorder.detect.anomaly import Anomaly
 from rlprof_ops.recorder.job_view import JobView
@@ -26,7 +27,7 @@ def write(run: Path, steps: int) -> None:
         view.take(News("n1", BEGIN_NS, None, (), (), (), tuple(told), (), {}))
     view.findings.append(Anomaly("slow_rank", f"rank 1 is slow {HOSTILE}", "x", BEGIN_NS))
     (run / "recorder").mkdir(exist_ok=True)
-    (run / "recorder" / "summary.json").write_text(json.dumps(view.summary()))
+    atomic.write(run / "recorder" / "summary.json", json.dumps(view.summary()))  # read all the time
 
 
 @pytest.fixture
@@ -39,14 +40,14 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 
 
 def test_events_follow_the_summary(server: LiveServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", f"/{server.token}/events")
     answer = connection.getresponse()
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
     told = json.loads(answer.readline().removeprefix(b"data: "))
     assert "step 5" in told["lines"][0] and len(told["seconds"]) == 5
     write(server.run, 9)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while "step 9" not in told["lines"][0] and time.monotonic() < until:
         line = answer.readline()
         told = json.loads(line.removeprefix(b"data: ")) if line.startswith(b"data: ") else told
@@ -57,7 +58,7 @@ def test_events_follow_the_summary(server: LiveServer) -> None:
 def test_one_page_too_many_is_told_so(server: LiveServer) -> None:
     while server.viewers.acquire(blocking=False):
         pass
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", f"/{server.token}/events")
     answer = connection.getresponse()
     assert answer.status == 503 and b"close one" in answer.read()
@@ -66,7 +67,7 @@ def test_one_page_too_many_is_told_so(server: LiveServer) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/events", "/wrong/events", "/{t}", "/{t}/summary.json", "/{t}/../x"])
 def test_without_the_whole_address_there_is_nothing(server: LiveServer, path: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", path.format(t=server.token))
     assert connection.getresponse().status == 404
     connection.request("GET", f"/{server.token}/", headers={"Host": "evil.example"})
@@ -85,7 +86,7 @@ def test_the_page_follows_the_job_in_a_browser(server: LiveServer, tmp_path: Pat
     browser = chromium(tmp_path / "chromium")
     try:
         browser.get(server.url)
-        wait = WebDriverWait(browser, 30)
+        wait = WebDriverWait(browser, 60)
         wait.until(lambda b: "step 5" in b.find_element(By.ID, "lines").text)
         shown = browser.find_element(By.ID, "tables").text
         assert "policy_worker" in shown and f"rank 1 is slow {HOSTILE}" in shown

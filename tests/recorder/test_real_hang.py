@@ -43,6 +43,9 @@ class Rank:
         dist.init_process_group("gloo", init_method=meeting, timeout=limit, rank=rank, world_size=2)
         self.rank = rank
 
+    def is_there(self):
+        pass
+
     def train(self, stays_away=False):
         import torch
         import torch.distributed as dist
@@ -57,6 +60,7 @@ class Rank:
 
 ray.init()
 trainer, rollout = ([Rank.remote(f"{folder}/{name}", rank) for rank in range(2)] for name in "tr")
+ray.get([rank.is_there.remote() for rank in (*trainer, *rollout)])  # what starts slowly is no hang of step 1
 prof = profiler.from_env(worker="controller", rank=0)
 for step in (1, 2, 3):
     with prof.step(step):

@@ -60,21 +60,23 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc") or pytest.skip("no C compiler; install gcc")
     library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("nvml_stand_in.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=240)
     return str(library)
 
 
 def test_gpus_by_nvml(nvml: str) -> None:
     gpus = GpuSamples(nvml)
+    began = time.monotonic()
     gpus.look()
     time.sleep(0.05)
     first, second = gpus.look()
+    most_s = time.monotonic() - began
     assert (first.busy_percent, first.temperature_c, first.power_w, first.sm_mhz) == (93, 64, 612, 1755)
     assert (first.memory_mib, first.memory_total_mib) == (60 << 10, 80 << 10), "without the driver's own"
     assert (second.memory_mib, second.memory_total_mib) == (61 << 10, 80 << 10), "an older driver's figure"
     assert (first.throttle, second.throttle) == (0x4, 0x40)
     assert first.pcie_mib_s == second.pcie_mib_s == 4, "each in its turn"
-    assert first.nvlink_mib_s > 1024 and second.nvlink_mib_s == 0
+    assert 2 * 1024 / most_s - 1 <= first.nvlink_mib_s <= 2 * 1024 / 0.05 and second.nvlink_mib_s == 0
     assert (first.xid, first.ecc_errors, first.nvlink_errors) == (0, 3, 8), "since the first look"
     assert (second.xid, second.ecc_errors, second.nvlink_errors) == (79, 0, 0)
     assert gpu_faults("n1", [first, second]) == [
@@ -93,8 +95,11 @@ def test_a_node_without_nvml_has_no_gpus(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An engine that makes 1,000 tokens between two looks; a test may name an answer that leaves that out."""
+def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An engine that makes 1,000 tokens between two looks; a test may name an answer that leaves that out. It
+    is waited for on a busy machine, too.
+    """
+    monkeypatch.setattr("rlprof_ops.recorder.samples.engines._TIMEOUT_S", 60.0)
     asked, leaves_out = [], getattr(request, "param", 0)
 
     class Handler(BaseHTTPRequestHandler):
@@ -121,11 +126,13 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_engines_by_their_endpoint(endpoint: str, tmp_path: Path) -> None:
     engines = Engines(str(tmp_path), f"{endpoint} http://127.0.0.1:9/metrics")
+    began = time.monotonic()
     engines.look()
     time.sleep(0.1)
     (found,) = engines.look()
+    most_s = time.monotonic() - began
     assert (found.running, found.waiting, found.cache_permille, found.preemptions) == (32, 3, 875, 5)
-    assert 1000 < found.tokens_s <= 10_000 and found.prompt_tokens_s == 0
+    assert 1000 / most_s <= found.tokens_s <= 10_000 and found.prompt_tokens_s == 0
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -392,6 +399,7 @@ def test_a_stopped_process_of_a_server_is_seen_and_a_server_that_answers_no_more
         (tmp_path / "marks").mkdir()
         (tmp_path / f"marks/{server.pid}.engine").write_text(f"http://127.0.0.1:{port}/metrics\n")
         engines = Engines(urls="", node_dir=tmp_path)
+        monkeypatch.setattr("rlprof_ops.recorder.samples.engines._TIMEOUT_S", 60.0)
         [first] = engines.look()
         assert (first.running, first.pid, first.idle_s, first.stopped) == (3, server.pid, 0.0, 0)
         os.kill(engine, signal.SIGSTOP)
@@ -399,6 +407,7 @@ def test_a_stopped_process_of_a_server_is_seen_and_a_server_that_answers_no_more
         [held] = engines.look()
         assert (held.stopped, held.silent) == (engine, 0) and held.idle_s >= 0.5
         os.kill(server.pid, signal.SIGSTOP)
+        monkeypatch.setattr("rlprof_ops.recorder.samples.engines._TIMEOUT_S", 0.5)
         time.sleep(0.5)
         [silent] = engines.look()
         assert (silent.running, silent.silent) == (3, 1) and silent.idle_s > held.idle_s
@@ -428,7 +437,7 @@ def test_a_stopped_process_of_a_server_that_tells_no_figures_is_seen(
         time.sleep(0.3)
         [held] = engines.look()
         assert (held.stopped, held.pid, held.running) == (engine, server.pid, 0)
-        assert held.idle_s >= first.idle_s + 0.3
+        assert held.idle_s >= first.idle_s + 0.29  # both are rounded
         os.kill(engine, signal.SIGCONT)
         time.sleep(0.3)
         assert engines.look() == []

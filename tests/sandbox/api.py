@@ -26,7 +26,7 @@ from tests.waits import poll
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEST_USER = "rlprof-test"
 POLL_S = 0.1
-DOWN_DEADLINE_S = 30
+DOWN_DEADLINE_S = 90
 FINAL = frozenset(
     {
         "BOOT_FAIL",
@@ -77,7 +77,7 @@ class Sandbox:
         nodes: int = 3,
         name: str | None = None,
         *,
-        timeout_s: float = 60,
+        timeout_s: float = 150,
         detached: bool = False,
         **options: Any,
     ) -> Sandbox:
@@ -275,7 +275,7 @@ class Sandbox:
         )
 
     def exec(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: os.PathLike[str] | str | None = None,
-             user: str | None = None, timeout: float = 60, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+             user: str | None = None, timeout: float = 120, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Runs a command inside a node and returns its output as text.
 
         Raises SandboxError when it fails (unless check is False) or takes longer than `timeout` seconds.
@@ -330,7 +330,7 @@ class Sandbox:
 
     def job(self, job: int) -> JobState:
         """What `scontrol show job` says now."""
-        shown = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=20).stdout
+        shown = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=60).stdout
         text = next(line for line in shown.splitlines() if line.startswith(f"JobId={job} "))
         words = dict(word.split("=", 1) for word in text.split() if "=" in word)
         code, _, number = words["ExitCode"].partition(":")
@@ -371,11 +371,11 @@ class Sandbox:
 
     def node_states(self) -> dict[str, str]:
         """Each node's state as sinfo says it, e.g. {"n1": "idle", "n2": "down*"}."""
-        lines = self.run(["sinfo", "-h", "-N", "-o", "%N %t"], timeout=20).stdout.split("\n")
+        lines = self.run(["sinfo", "-h", "-N", "-o", "%N %t"], timeout=60).stdout.split("\n")
         return dict(line.split() for line in lines if line)
 
     def wait_nodes(
-        self, state: str = "idle", nodes: Iterable[str] | None = None, timeout: float = 30
+        self, state: str = "idle", nodes: Iterable[str] | None = None, timeout: float = 90
     ) -> None:
         """Waits until the nodes (default: all) are in a state of sinfo."""
         wanted = set(nodes or self.nodes)
@@ -398,13 +398,13 @@ class Sandbox:
         Slurm notices by itself, some slurmd_timeout to 30 s later; with `noticed` it is told at once, as by
         an operator.
         """
-        self._ask({"do": "kill-node", "node": node}, timeout_s=20)
+        self._ask({"do": "kill-node", "node": node}, timeout_s=60)
         if noticed:
             self.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=killed"])
 
-    def start_node(self, node: str, timeout: float = 30) -> None:
+    def start_node(self, node: str, timeout: float = 90) -> None:
         """Starts a killed node again, with the /tmp it had, and waits until it is idle."""
-        self._ask({"do": "start-node", "node": node}, timeout_s=30)
+        self._ask({"do": "start-node", "node": node}, timeout_s=120)
         if shared.broken(self.spec):
             shared.cover(self.spec, {node: self._box(node)}, shared.broken(self.spec))
         self.wait_nodes("idle", [node], timeout)
@@ -435,7 +435,7 @@ class Sandbox:
         """Undoes fill, readonly, vanish and hang."""
         shared.restore(self.spec, self._alive())
 
-    def heal(self, timeout: float = 60) -> None:
+    def heal(self, timeout: float = 120) -> None:
         """Ready for the next test: shared folder writable, no job, every node up and idle with an empty
         /tmp and /dev/shm.
         """

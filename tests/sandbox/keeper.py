@@ -60,7 +60,7 @@ class Keeper:
             )
         if name in self.boxes and self.boxes[name].alive():
             raise SandboxError(f"node '{name}' is up already")
-        self.deadline = time.monotonic() + 20
+        self.deadline = time.monotonic() + 90
         self._start((name,))
 
     def kill_node(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Keeper:
                 f" {', '.join(self.spec.node_names)})"
             )
         self.boxes[name].kill()
-        self._starting[name].process.wait(10)
+        self._starting[name].process.wait(60)
 
     def down(self) -> None:
         for starting in self._starting.values():
@@ -79,7 +79,7 @@ class Keeper:
             else:
                 starting.process.kill()
         for starting in self._starting.values():
-            starting.process.wait(10)
+            starting.process.wait(60)
         with store.base_lock():
             store.remove(self.spec.dir)
 
@@ -148,7 +148,7 @@ class Keeper:
                 [*self.boxes[LOGIN].enter(), "sinfo", "-h", "-N", "-o", "%N=%t"],
                 capture_output=True,
                 text=True,
-                timeout=15,
+                timeout=45,
                 check=False,
             )
             seen = " ".join(answer.stdout.split()) or answer.stderr.strip()
@@ -165,7 +165,7 @@ class Keeper:
 
 
 def _call(argv: list[str], text: str | None = None) -> None:
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=15, check=False)
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         raise SandboxError(f"{' '.join(argv)} failed: {(done.stderr or done.stdout).strip()}")
 
@@ -177,7 +177,7 @@ def _ip(box: boxes.Box, commands: list[str]) -> None:
 
 def _answer(keeper: Keeper, connection: socket.socket) -> bool:
     """Serves one request; False when the sandbox is to go down."""
-    connection.settimeout(5)
+    connection.settimeout(30)
     request = json.loads(connection.makefile().readline() or "{}")
     reply: dict[str, Any] = {"ok": True}
     try:

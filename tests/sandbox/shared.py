@@ -89,6 +89,6 @@ def _mount(*args: str, box: Box | None = None) -> None:
 
 
 def _call(argv: list[str], fds: tuple[int, ...] = ()) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=15, check=False, pass_fds=fds)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, pass_fds=fds)
     if done.returncode != 0:
         raise SandboxError(f"{' '.join(argv)} failed: {done.stderr.strip()}")

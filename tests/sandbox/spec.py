@@ -49,7 +49,7 @@ class Spec:
     shared_mb: int = 2048
     shm_mb: int = 4096
     kill_wait: int = 30
-    slurmd_timeout: int = 10
+    slurmd_timeout: int = 60
     resolve: str = "self"
     extra_conf: str = ""
     slurm: str = ""

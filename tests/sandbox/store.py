@@ -87,7 +87,7 @@ def remove(folder: Path) -> None:
     shared = folder / "shared"
     for lazily in ((), ("-l",)):
         if os.path.ismount(shared):
-            subprocess.run(["umount", *lazily, str(shared)], capture_output=True, timeout=15, check=False)
+            subprocess.run(["umount", *lazily, str(shared)], capture_output=True, timeout=60, check=False)
     if os.path.ismount(shared):
         raise SandboxError(f"cannot unmount {shared}; its sandbox is left as it is")
     shutil.rmtree(folder, ignore_errors=True)

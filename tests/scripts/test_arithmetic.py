@@ -114,7 +114,7 @@ def run(tmp_path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", LOAD + script, "bash", str(HOME)],
         env={**surroundings, "SLURM_JOB_ID": "4711", "RLPROF_SITE_ENV": str(site(tmp_path)), **env},
-        cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 

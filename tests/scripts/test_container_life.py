@@ -57,7 +57,7 @@ class Nodes:
             "SLURM_SUBMIT_DIR": str(self.run.parent),
         }
         line = ["bash", "-c", script]
-        return subprocess.run(line, env=known | env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(line, env=known | env, capture_output=True, text=True, timeout=240)
 
     def break_attendant(self) -> None:
         """The step that waits for its word to remove containers cannot be started."""
@@ -140,7 +140,7 @@ def test_containers_go_while_the_harvest_runs(nodes):
     """Slurm leaves a job that is being ended its KillWait for both."""
     harvest = """
         job::harvest_here() {
-            for _ in {1..150}; do
+            for _ in {1..900}; do
                 compgen -G "${HOSTS}/*.enroot/pyxis_*" > /dev/null || { touch "${HOSTS}/gone"; return 0; }
                 sleep 0.1
             done

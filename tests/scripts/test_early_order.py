@@ -30,7 +30,7 @@ job::earlier_attempts
 job::run
 """
 TASK = """#!/bin/bash
-[[ $* != *"harvest "*/7-logs ]] || { echo $$ > "$BASE_LOG_DIR/harvest"; exec sleep 60; }
+[[ $* != *"harvest "*/7-logs ]] || { echo $$ > "$BASE_LOG_DIR/harvest"; exec sleep 600; }
 exec bash "$RLPROF_HOME/scripts/node.sh" "$@"
 """
 
@@ -62,11 +62,10 @@ def test_no_node_is_started_and_the_end_is_recorded(
         job = subprocess.Popen(["bash", "-c", SCRIPT], env=env, stdout=said, stderr=said)
     output = (tmp_path / "said").read_text
     harvest = tmp_path / "harvest"
-    wait_until(lambda: harvest.exists() and harvest.read_text(), 30, output)
-    began = time.monotonic()
+    wait_until(lambda: harvest.exists() and harvest.read_text(), 90, output)
     subprocess.run(["kill", "-s", signal, str(job.pid)], check=True)
-    assert job.wait(60) == code, output()
-    assert time.monotonic() - began < 30 and not Path(f"/proc/{int(harvest.read_text())}").exists()
+    assert job.wait(120) == code, output()
+    assert not Path(f"/proc/{int(harvest.read_text())}").exists()
     assert not (tmp_path / "started").exists()
     run = tmp_path / "7.r1-logs"
     end = json.loads((run / "run.json").read_text())["end"]
@@ -100,7 +99,7 @@ def test_a_manifest_from_while_an_earlier_attempt_ran_is_made_anew_or_not_truste
         "RLPROF_RUN_DIR": str(tmp_path / "7.r1-logs"),  # and RUN_FOLDER
         "NEW": str(new) if made_anew else "",
     }
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=120, check=True)
     assert done.stdout == (b"0" if made_anew else b""), done.stderr
 
 
@@ -108,7 +107,7 @@ HANDED_ON = """
 set -euo pipefail
 for name in common knobs slurm harvest_job job; do source "$RLPROF_HOME/scripts/lib/$name.sh"; done
 RLPROF_NODES=n1 RLPROF_RUN_DIR="$FOLDER" RUN_FOLDER="$FOLDER" RLPROF_HARVEST_JOB=0
-task='trap "exit 5" TERM USR2; echo $BASHPID > "$FOLDER/keeper"; for _ in {1..300}; do sleep 0.1; done'
+task='trap "exit 5" TERM USR2; echo $BASHPID > "$FOLDER/keeper"; for _ in {1..1200}; do sleep 0.1; done'
 SRUN=(bash -c "$task")
 [[ $TOLD == keeper ]] && job::_keeper() { cat "$FOLDER/keeper"; } || job::_keeper() { :; }
 slurm::step() { [[ $TOLD == step ]] && printf 7.1 || true; }
@@ -131,8 +130,8 @@ def test_the_batch_script_outlives_an_order_that_it_has_handed_on(
     with open(tmp_path / "said", "wb") as said:
         job = subprocess.Popen(["bash", "-c", HANDED_ON], env=env, stdout=said, stderr=said)
     keeper, output = tmp_path / "keeper", (tmp_path / "said").read_text
-    wait_until(lambda: keeper.exists() and keeper.read_text(), 30, output)
+    wait_until(lambda: keeper.exists() and keeper.read_text(), 90, output)
     time.sleep(0.3)
     subprocess.run(["kill", "-s", signal, str(job.pid)], check=True)
-    assert job.wait(60) == 5, output()
+    assert job.wait(100) == 5, output()
     assert "salvage after 5" in output() and "ended with exit code 5" in output()

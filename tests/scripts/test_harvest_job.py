@@ -82,7 +82,7 @@ class Sbatch:
             env=self.env | env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
 
 
@@ -130,7 +130,7 @@ def test_it_is_a_job_of_one_node_after_this_one_with_nothing_of_the_users(sbatch
         [HOME / "scripts" / "submit_harvest.sh", sbatch.run],
         env=sbatch.env | secret
         | {"RLPROF_HARVEST_ARGS": "--partition=cpu --comment='a b'", "RLPROF_VENV": "/v e"},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "4712\n"), done.stderr
     [(argv, env)] = sbatch.calls

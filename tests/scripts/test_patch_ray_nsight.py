@@ -41,7 +41,7 @@ def plugin(tmp_path):
 
 def patch(*args, cwd=None, **more) -> subprocess.CompletedProcess:
     command = ["bash", str(SCRIPT), "--python", sys.executable, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=cwd, **more)
 
 
 def assert_untouched(plugin, before, result):
@@ -86,7 +86,7 @@ print(context.py_executable)
 """
 
     result = subprocess.run(
-        [sys.executable, "-c", program, plugin], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, plugin], capture_output=True, text=True, timeout=180
     )
 
     assert result.stdout == "nsys profile uv run --isolated python3\n", result.stderr
@@ -171,7 +171,7 @@ def test_another_users_file_is_refused(plugin, open_folder):
 
         result = subprocess.run(
             ["bash", script, "--python", "/usr/bin/python3", "--file", copy],
-            capture_output=True, text=True, timeout=60, user="nobody", cwd="/",
+            capture_output=True, text=True, timeout=180, user="nobody", cwd="/",
         )  # fmt: skip
 
         assert_untouched(copy, before, result)
@@ -188,7 +188,7 @@ def test_a_read_only_mount_is_refused(plugin):
 
     result = subprocess.run(
         ["unshare", "-m", "bash", "-c", inside, "-", plugin.parent, SCRIPT, sys.executable],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
 
     if "unshare" in result.stderr or "permission denied" in result.stderr.lower():
@@ -247,7 +247,7 @@ def test_finds_the_ray_of_an_interpreter_and_not_of_the_current_folder(tmp_path)
 
 def test_without_ray_or_interpreter_it_says_what_is_missing(tmp_path):
     bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True, timeout=180)
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
     no_ray = patch("--python", bare / "bin" / "python", env=clean)
@@ -274,7 +274,7 @@ def test_the_command_runs_the_same_script(plugin):
     env = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "python")}
 
     codes = [
-        subprocess.run([*command, *args], env=env, capture_output=True, timeout=60).returncode
+        subprocess.run([*command, *args], env=env, capture_output=True, timeout=180).returncode
         for args in (["--check"], [], ["--check"])
     ]
 

@@ -47,7 +47,7 @@ def make(base: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
         },
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 
@@ -201,7 +201,7 @@ job::run
             env={"PATH": os.environ["PATH"], **env},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
     assert done.returncode == 3
@@ -251,7 +251,7 @@ job::_storage_answers && echo back
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SLURM_JOB_ID": "4711"}
     env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "BASE_LOG_DIR": str(tmp_path), "RLPROF_NODES": "n0 n1"}
     done = subprocess.run(
-        ["bash", "-c", look], env=env, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-c", look], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.split()[1:] == ["own", "another", "gone", "back"], done
     assert f"{tmp_path}/4711-logs has been replaced" in done.stderr
@@ -276,7 +276,7 @@ mkdir() {
         env=env | {"STRANGERS": str(strangers)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1 and "belongs to somebody else" in done.stderr, done
@@ -295,6 +295,6 @@ job::record_bad_start 1
     )
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SLURM_JOB_ID": "4711"}
     env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "BASE_LOG_DIR": str(tmp_path), "RLPROF_NODES": "n0"}
-    subprocess.run(["bash", "-c", look], env=env, capture_output=True, text=True, timeout=30, check=True)
+    subprocess.run(["bash", "-c", look], env=env, capture_output=True, text=True, timeout=120, check=True)
     assert (tmp_path / "4711-logs.aside/logs/salvage.log").read_text() == "salvage says\n"
     assert not list((tmp_path / "4711-logs/logs").iterdir())

@@ -28,7 +28,7 @@ COMMON = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--mpi=none"
 
 def bash(script: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     base = {"PATH": os.environ["PATH"], "RLPROF_HOME": str(HOME)}
-    return subprocess.run(["bash", *script], env=base | env, capture_output=True, text=True, timeout=30)
+    return subprocess.run(["bash", *script], env=base | env, capture_output=True, text=True, timeout=120)
 
 
 def srun_line(run_folder: str = "/shared/7-logs", **env: str) -> list[str]:

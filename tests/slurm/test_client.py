@@ -61,10 +61,10 @@ print(known and known.state, job_over.is_cancelled(number), repr(job_over.ended_
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) -> None:
     script = slurm.shared / "sleep.sh"
-    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
     first = slurm.sbatch(["--array=0-1", "-N1", script], cwd=slurm.shared)
 
     def ask(number: int | str, *words: str) -> str:
@@ -72,7 +72,7 @@ def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) 
         return slurm.run(argv, env={"PYTHONPATH": str(Path(client.__file__).parents[2])}).stdout.strip()
 
     running = "RUNNING False ''"
-    wait_until(lambda: {ask(first), ask(first + 1)} == {running}, 60, lambda: ask(first))
+    wait_until(lambda: {ask(first), ask(first + 1)} == {running}, 120, lambda: ask(first))
     queued = (
         "from rlprof_ops.slurm.client import mine; print(sorted((each.id, each.alone) for each in mine()))"
     )
@@ -90,10 +90,10 @@ def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) 
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_end_of_a_job_moves_with_its_limit_and_with_a_suspension(slurm: Sandbox) -> None:
     script = slurm.shared / "sleep.sh"
-    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
     job = slurm.sbatch(["-N1", "--time=2", script], cwd=slurm.shared)
     wait_until(lambda: slurm.job(job).state == "RUNNING", 60)
     program = "import sys; from rlprof_ops.slurm import job_over; print(job_over.ends_at(sys.argv[1]))"
@@ -111,14 +111,14 @@ def test_the_end_of_a_job_moves_with_its_limit_and_with_a_suspension(slurm: Sand
     slurm.run(["scontrol", "suspend", str(job)])
     time.sleep(3)
     slurm.run(["scontrol", "resume", str(job)])
-    assert first + 482 <= end() <= first + 500
+    assert first + 482 <= end() <= first + 540
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_elements_that_wait_are_cancelled_and_those_that_run_go_on(slurm: Sandbox) -> None:
     script = slurm.shared / "sleep.sh"
-    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
     first = slurm.sbatch(["--array=0-5%1", "-N1", script], cwd=slurm.shared)
     states = lambda: slurm.run(["squeue", "-h", "-r", "-o", "%K %T"]).stdout.split()  # noqa: E731
     waiting = [word for number in range(1, 6) for word in (str(number), "PENDING")]

@@ -65,7 +65,7 @@ class OneTask:
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')}" for path in logs)
 
     def wait_for(self, name: str) -> None:
-        wait_until((self.base / name).exists, 60, self.say, unless=lambda: self.process.poll() is not None)
+        wait_until((self.base / name).exists, 120, self.say, unless=lambda: self.process.poll() is not None)
 
     def keeper(self) -> int:
         [pid] = children(self.process.pid)
@@ -78,7 +78,7 @@ class OneTask:
         for pid in [*(each for each in children(keeper) if is_supervisor(each)), keeper]:
             os.kill(pid, signal.SIGKILL)
 
-    def summary(self, seconds: float = 100) -> dict[str, Any]:
+    def summary(self, seconds: float = 180) -> dict[str, Any]:
         try:
             assert self.process.wait(seconds) == 0, self.say()
         except subprocess.TimeoutExpired:

@@ -35,7 +35,7 @@ def main() -> None:
     )
     (folder / "job").write_text(job.job_id)
     print(job.job_id, flush=True)
-    summary = wait_for(job, seconds=240)
+    summary = wait_for(job, seconds=480)
     shown = {
         "exit_code": summary.exit_code,
         "cause": summary.cause,
@@ -58,7 +58,7 @@ def main() -> None:
 
 def result_of(job: submitit.Job[Any]) -> Any:
     """submitit's `result()` asks sacct, which is not here, so wait for the file that it would read."""
-    wait_until(job.paths.result_pickle.exists, 120, lambda: f"no result of {job.job_id}: {job.stderr()}")
+    wait_until(job.paths.result_pickle.exists, 300, lambda: f"no result of {job.job_id}: {job.stderr()}")
     return job.result()
 
 

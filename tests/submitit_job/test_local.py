@@ -13,7 +13,7 @@ from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
 from tests.waits import wait_until
 
 submitit = pytest.importorskip("submitit")
-pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(900)]
 
 
 def test_local_with_follow_ups(tmp_path, monkeypatch, capsys):
@@ -55,7 +55,7 @@ def test_local_requeue_takes_the_rest(tmp_path):
     window = "profiles/memory/policy_worker/rank0/*step2-2*"
     wait_until(
         lambda: stuck.exists() and list(first.glob(window)),
-        90,
+        240,
         lambda: say(tmp_path),
         pause_s=0.2,
         unless=job.done,

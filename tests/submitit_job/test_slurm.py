@@ -24,7 +24,7 @@ from tests.waits import wait_until
 from tests.whole_job.jobs import HOME
 
 pytest.importorskip("submitit")
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 PREEMPTION = """\
@@ -49,10 +49,10 @@ class Submitted:
             self.process = slurm.popen("login", argv, env=env, cwd=HOME, stdout=-1, stderr=err, text=True)
         self.id = int(self.process.stdout.readline())
 
-    def until(self, done: Callable[[], object], seconds: float = 120) -> None:
+    def until(self, done: Callable[[], object], seconds: float = 240) -> None:
         wait_until(done, seconds, lambda: say(self.folder), pause_s=0.2)
 
-    def result(self, seconds: float = 200) -> dict:
+    def result(self, seconds: float = 500) -> dict:
         try:
             out, _ = self.process.communicate(timeout=seconds)
             return json.loads(out.strip().splitlines()[-1])
@@ -93,7 +93,7 @@ def test_three_nodes(slurm):
 
 def test_rlprof_stop_drains_it(slurm):
     job = Submitted(
-        slurm, slurm.shared / "stop me", nodes=2, command=[*TRAINER, "--nodes", "2", "--step-seconds", "4"]
+        slurm, slurm.shared / "stop me", nodes=2, command=[*TRAINER, "--nodes", "2", "--step-seconds", "10"]
     )
     run = job.folder / f"{job.id}-logs"
     job.until(lambda: list(run.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
@@ -175,7 +175,7 @@ def test_a_preempted_job_takes_the_remaining_windows(preempting):
     first = job.folder / f"{job.id}-logs"
     job.until(lambda: list(first.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
     urgent = slurm.sbatch(["--partition=urgent", "-N2", "--exclusive", "--wrap", "sleep 3"], cwd=slurm.shared)
-    slurm.wait(job.id, timeout=90, states=["PENDING"])
+    slurm.wait(job.id, timeout=150, states=["PENDING"])
     slurm.wait(urgent, timeout=60, states=["COMPLETED"])
     assert json.loads((first / "run.json").read_text())["end"]["cause"] != "running", say(job.folder)
     start_again(slurm, job)

@@ -80,23 +80,23 @@ def test_all_earlier_attempts_have_one_deadline_and_nothing_is_left_of_their_har
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(task_commands, "_EARLIER_S", 2.0)
+    monkeypatch.setattr(task_commands, "_EARLIER_S", 6.0)
     run = RunFolder(tmp_path / "7.r2-logs")
     run.create()
     began = time.monotonic()
     task_commands.make_manifests(
         [tmp_path / "7-logs", tmp_path / "7.r1-logs"], run, python_environment(os.environ)
     )
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
-    wait_until(lambda: not any(Path(f"/proc/{pid}/root").exists() for pid in pids), 20)
+    wait_until(lambda: not any(Path(f"/proc/{pid}/root").exists() for pid in pids), 60)
     said = capsys.readouterr().err
     assert "7-logs has no manifest" in said and "7.r1-logs has no manifest" in said, said
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_order_while_an_earlier_attempt_is_harvested_is_obeyed_with_a_manifest(start, tmp_path):
     """Its storage does not answer, so that nobody knows how long that takes."""
     need("fuse")
@@ -108,7 +108,7 @@ def test_an_order_while_an_earlier_attempt_is_harvested_is_obeyed_with_a_manifes
         wait_until(log.exists, 60, task.say)
         time.sleep(1)
         task.process.send_signal(signal.SIGTERM)
-        found = task.summary(60)
+        found = task.summary(120)
     assert found["exit_code"] == 143, task.say()
     assert not (tmp_path / "trained").exists()
     assert (task.run / "manifest.json").exists(), task.say()
@@ -116,7 +116,7 @@ def test_an_order_while_an_earlier_attempt_is_harvested_is_obeyed_with_a_manifes
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_node_whose_supervisor_and_keeper_were_killed_is_brought_home(start, tmp_path):
     """As by the kernel where memory is short. Its window had ended, and no sync had seen the report."""
     task = start(RAY_LOG_SYNC_FREQUENCY="600")
@@ -133,7 +133,7 @@ def test_a_node_whose_supervisor_and_keeper_were_killed_is_brought_home(start, t
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_supervisor_without_its_keeper_drains_and_nothing_is_salvaged(start, tmp_path):
     task = start()
     task.wait_for("trained")
@@ -148,7 +148,7 @@ def test_a_supervisor_without_its_keeper_drains_and_nothing_is_salvaged(start, t
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_start_that_nobody_recorded_has_a_manifest(start, tmp_path):
     task = start(RLPROF_PYTHON="/nowhere/python")
     found = task.summary()

@@ -94,21 +94,21 @@ class OneNode:
 
     def wait_for(self, name: str) -> None:
         """Until the driver has come so far."""
-        wait_until((self.base / name).exists, 60, self.output, pause_s=0.01, unless=self.has_ended)
+        wait_until((self.base / name).exists, 120, self.output, pause_s=0.01, unless=self.has_ended)
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
     def kill_supervisor(self) -> int:
         """SIGKILL; its pid. Fails the test where the node has ended."""
-        pid = wait_until(self._supervisor, 30, self.output, pause_s=0.005, unless=self.has_ended)
+        pid = wait_until(self._supervisor, 60, self.output, pause_s=0.005, unless=self.has_ended)
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def _supervisor(self) -> int:
         return next((pid for pid in children(self.process.pid) if is_supervisor(pid)), 0)
 
-    def code(self, seconds: float = 60) -> int:
+    def code(self, seconds: float = 120) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -31,6 +31,8 @@ def supervise(before: str) -> int:
 
 
 async def serve(before: str) -> int:
+    if KIND == "held" and len(list(FOLDER.glob("pid*"))) == 2:
+        time.sleep(60)  # until it is killed
     if before and KIND == "late":
         time.sleep(1)  # the driver ends, and an order comes, while nobody listens
     state = NodeState.load(FOLDER, STATE.driver)

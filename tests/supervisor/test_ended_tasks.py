@@ -26,7 +26,7 @@ def test_the_words_of_a_task_are_told_once(tmp_path, monkeypatch):
         watching = asyncio.create_task(
             other_nodes.watch_ended_tasks(tmp_path, lambda *words: told.append(words))
         )
-        for _ in range(500):
+        for _ in range(3000):
             await asyncio.sleep(0.02)
             if told:
                 break

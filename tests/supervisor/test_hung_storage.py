@@ -38,9 +38,10 @@ def place(tmp_path: Path) -> NodeContext:
 
 def test_nothing_reads_the_run_folder_of_a_storage_that_hangs(place, monkeypatch, capsys):
     """Not even SIGKILL may end who does."""
-    monkeypatch.setattr(job_end, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(job_end, "_LOOK_SECONDS", 60.0)
     closing = ClosingCommands(NodeStop(node_of(place, sessions=False)), os.environ)
     assert asyncio.run(closing.storage_answers())
+    monkeypatch.setattr(job_end, "_LOOK_SECONDS", 1.0)
     with hung(place.run.path):
         assert not asyncio.run(closing.storage_answers())
     assert f"when it does, run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
@@ -113,11 +114,11 @@ asyncio.run(main())
             env={**os.environ, "PYTHONPATH": import_path()},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     assert (done.returncode, done.stdout) == (0, "timed out\n"), done.stderr
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_a_writer_keeps_the_order_and_the_latest(tmp_path):
@@ -125,18 +126,18 @@ def test_a_writer_keeps_the_order_and_the_latest(tmp_path):
     for number in range(200):
         writer.put(tmp_path / "run.json", b"%d" % number, errors.append)
         writer.append(tmp_path / "log", b"%d\n" % number)
-    assert writer.flush(10)
+    assert writer.flush(60)
     assert (tmp_path / "run.json").read_bytes() == b"199"
     assert (tmp_path / "log").read_bytes() == b"".join(b"%d\n" % number for number in range(200))
     assert set(errors) == {None}
     writer.put(tmp_path / "no/such/folder", b"", errors.append)
-    assert writer.flush(10) and isinstance(errors[-1], FileNotFoundError)
+    assert writer.flush(60) and isinstance(errors[-1], FileNotFoundError)
 
 
 def test_work_in_the_background_gives_its_result_or_its_error():
-    assert asyncio.run(in_background(lambda a, b: a + b, 1, b=2, seconds=5)) == 3
+    assert asyncio.run(in_background(lambda a, b: a + b, 1, b=2, seconds=60)) == 3
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(in_background(lambda: 1 // 0, seconds=5))
+        asyncio.run(in_background(lambda: 1 // 0, seconds=60))
 
 
 TOKEN = """
@@ -154,7 +155,7 @@ def test_a_new_process_of_ray_has_its_token_whatever_the_storage_does(place):
     env = node.environment() | {"PYTHONPATH": ""}
     with hung(place.run.path):
         done = subprocess.run(
-            [sys.executable, "-c", TOKEN], env=env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", TOKEN], env=env, capture_output=True, text=True, timeout=240
         )
     assert node.state.token in done.stdout, done.stderr
     assert Path(env[env_names.RAY_TOKEN_PATH]).stat().st_mode & 0o777 == 0o600

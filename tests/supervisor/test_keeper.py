@@ -131,7 +131,7 @@ def test_one_that_fails_by_itself_has_few_successors(start):
 )
 @pytest.mark.parametrize("killed", ["nobody", "before", "while it starts"])
 def test_an_order_to_end_is_heard_whoever_died(start, number: signal.Signals, cause: str, killed: str):
-    task = start("late" if killed == "while it starts" else "plain")
+    task = start("held" if killed == "while it starts" else "plain")
     if killed != "nobody":
         os.kill(task.supervisor(), signal.SIGKILL)
         assert task.process.stderr is not None and "takes over" in task.process.stderr.readline()
@@ -151,8 +151,8 @@ def test_a_supervisor_without_its_keeper_ends_the_job_in_order(start):
     task = start("plain")
     [driver] = [pid for pid in children(task.process.pid) if pid != task.supervisor()]
     task.process.kill()
-    wait_until(lambda: (task.folder / "told").exists(), 30)
-    wait_until(lambda: not os.path.exists(f"/proc/{driver}") or "Z" in stat_of(driver), 20)
+    wait_until(lambda: (task.folder / "told").exists(), 60)
+    wait_until(lambda: not os.path.exists(f"/proc/{driver}") or "Z" in stat_of(driver), 60)
 
 
 def stat_of(pid: int) -> str:

@@ -130,7 +130,7 @@ finally:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_real_ray_tells_what_runs_what_waits_and_what_is_fetched(tmp_path: Path):
     """On two nodes, of which one answers no more: what lies there is fetched without end."""
     need("ray")
@@ -139,13 +139,13 @@ def test_a_real_ray_tells_what_runs_what_waits_and_what_is_fetched(tmp_path: Pat
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short:  # holds sockets
         done = subprocess.run(
-            [sys.executable, str(program), "90"], env={**os.environ, "RAY_TMPDIR": short},
-            capture_output=True, text=True, timeout=220, check=False,
+            [sys.executable, str(program), "240"], env={**os.environ, "RAY_TMPDIR": short},
+            capture_output=True, text=True, timeout=400, check=False,
         )  # fmt: skip
     [line] = [line for line in done.stdout.splitlines() if line.startswith("[")] or [done.stderr[-3000:]]
     said = json.loads(line)
     print(f"{time.monotonic() - began:.0f} s:", said)
-    seconds = r"\d\d\.\d s"
+    seconds = r"(\d\d\.\d|\d\d\d) s"
     for wanted in (
         rf"moved has waited {seconds} for a node, or for its arguments to come there \(2 tasks\)",
         f"node n1 has fetched arguments of waiting tasks for {seconds}",

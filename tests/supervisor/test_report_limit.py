@@ -22,12 +22,15 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:  # it went meanwhile
+        return False
 
 
 def gone(pids: list[int]) -> bool:
     """Whether all of them end within seconds."""
-    return wait_until(lambda: not any(map(alive, pids)), 10, lambda: f"{pids} live")
+    return wait_until(lambda: not any(map(alive, pids)), 60, lambda: f"{pids} live")
 
 
 def test_a_report_that_hangs_is_ended_at_its_limit(
@@ -49,12 +52,12 @@ def test_a_report_that_hangs_is_ended_at_its_limit(
         "RLPROF_NODE_DIR": str(place.folder.path),
     }
     closing = ClosingCommands(
-        NodeStop(node_of(place, sessions=False, RLPROF_REPORT_SECONDS="2")), environment
+        NodeStop(node_of(place, sessions=False, RLPROF_REPORT_SECONDS="6")), environment
     )
     begun = time.monotonic()
-    asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run", 60))
-    assert 2 <= time.monotonic() - begun < 12
-    assert "report not done within 2 s; run rlprof report /run" in capsys.readouterr().err
+    asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run", 600))
+    assert 6 <= time.monotonic() - begun < 60
+    assert "report not done within 6 s; run rlprof report /run" in capsys.readouterr().err
     assert gone([int(pid) for pid in started.read_text().split()])
 
 

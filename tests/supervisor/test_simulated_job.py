@@ -10,7 +10,7 @@ from tests.bench.scale.run import cells, simulate
 from tests.needs import need
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_every_step_reaches_every_node_and_every_report_comes_home(tmp_path: Path) -> None:
     need("mount")  # and namespaces of its own, for which it takes the same right
     nodes = 6

@@ -30,7 +30,7 @@ tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
 if len(tries.read_text()) < int(sys.argv[2]):
     sys.exit("The current node timed out during startup.")
 print("Ray runtime started.", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -46,7 +46,7 @@ def start(one: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_a
 
     async def scene() -> None:
         try:
-            await one.ray.find_or_start(asyncio.get_running_loop().time() + 30)
+            await one.ray.find_or_start(asyncio.get_running_loop().time() + 120)
         finally:
             await one.ray.stop()
 
@@ -99,7 +99,7 @@ def test_a_real_rays_error_comes_before_the_end_of_its_dashboards_log(
 
     async def scene() -> None:
         try:
-            await one.ray.find_or_start(asyncio.get_running_loop().time() + 120)
+            await one.ray.find_or_start(asyncio.get_running_loop().time() + 240)
         finally:
             await one.ray.stop()
 
@@ -131,14 +131,14 @@ def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
     one = head_node(tmp_path)
     asked = ProfileRequest((CaptureSpec(workers=("ActorGroup",)),))
     one.take_request(asked)
-    one.node.journal.writer.flush(10)
+    one.node.journal.writer.flush(60)
     run_json = json.loads(one.node.place.run.run_json.read_text())
     assert request_from_dict(run_json["request"], origin="run.json") == asked
     secret = replace(
         asked.captures[0], env={"HF_TOKEN": "q7Zk1Vw9Xr2Lm4Tp"}, options={"e": "API_KEY=q7Zk1Vw9"}
     )
     one.take_request(ProfileRequest((secret,)))
-    one.node.journal.writer.flush(10)
+    one.node.journal.writer.flush(60)
     assert "q7Zk1Vw9" not in one.node.place.run.run_json.read_text()
 
 

@@ -48,7 +48,7 @@ class Job:
         job = sandbox.sbatch([f"-N{nodes}", *arguments, HOME / "ray.sub"], env=env, cwd=folder, user=user)
         return cls(sandbox, job, folder)
 
-    def wait(self, timeout: float = 240) -> JobState:
+    def wait(self, timeout: float = 480) -> JobState:
         """The end of the job, and of the job that harvests it where there is one."""
         try:
             state = self.sandbox.wait(self.id, timeout=timeout)

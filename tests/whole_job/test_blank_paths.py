@@ -17,7 +17,7 @@ from tests.whole_job.jobs import DEMO, HOME, NEEDS, Job
 
 pytestmark = [
     *NEEDS,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(1000),
 ]
 
 REQUEST = {

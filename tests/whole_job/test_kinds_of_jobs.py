@@ -12,23 +12,26 @@ from tests.sandbox import Sandbox
 from tests.waits import wait_until
 from tests.whole_job.jobs import HOME, Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(1000)]
 
 
 GPUS = """python - <<'END'
-import time, ray
+import pathlib, time, ray
 from rlprof_ops.runtime import profiler
 ray.init(log_to_driver=False)
 print("GPUs", ray.cluster_resources().get("GPU", 0.0), flush=True)
 with profiler.from_env(worker="controller", rank=0).step(1):
-    time.sleep(6)
+    for _ in range(1500):
+        time.sleep(0.2)
+        if pathlib.Path(GO).exists():
+            break
 print("done", flush=True)
 END"""
 
 
 def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
     job = Job.submit(slurm, ":", "-N1", nodes=1, COMMAND="true")
-    state = job.wait(timeout=60)
+    state = job.wait(timeout=150)
     assert (state.state, state.exit_code) == ("FAILED", 2), job.output
     assert "a heterogeneous job of 2 components" in job.output
     assert not job.run.exists()
@@ -39,7 +42,7 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
     folder = slurm.shared / "an array"
     folder.mkdir()
     wishes = ["--array=0-1", "-N1", "--ntasks-per-node=2", "--gpus-per-task=1"]
-    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS}
+    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS.replace("GO", repr(str(folder / "go")))}
     slurm.sbatch([*wishes, HOME / "ray.sub"], env=env, cwd=folder)
 
     def logs(text: str) -> list[Path]:
@@ -51,16 +54,17 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
             path.read_text() for path in [*folder.glob("*-logs/logs/*.log"), *folder.glob("*.out")]
         )
 
-    wait_until(lambda: len(logs("GPUs ")) == 2, 150, say, pause_s=0.3)
+    wait_until(lambda: len(logs("GPUs ")) == 2, 300, say, pause_s=0.3)
     assert len(logs("GPUs 2.0")) == 2, say()
     run = logs("GPUs 2.0")[0].parents[1]
     job = run.name.removesuffix("-logs")
     slurm.run(["scontrol", "suspend", job])
     slurm.wait(int(job), states="SUSPENDED")
     slurm.run(["scontrol", "resume", job])
+    (folder / "go").touch()  # none of them has ended before
     runs = sorted(folder.glob("*-logs"))
     for each in runs:
-        assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=120).state == "COMPLETED"
+        assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=300).state == "COMPLETED"
         record = json.loads((each / "run.json").read_text())
         assert record["end"]["cause"] == "driver_exit" and record["driver"]["exit_code"] == 0
         # Nothing was asked for: its page shows the whole run alone.

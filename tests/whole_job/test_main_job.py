@@ -16,7 +16,7 @@ from tests.whole_job.jobs import ASKED, DEMO, NEEDS, Job
 
 pytestmark = [
     *NEEDS,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1000),
 ]
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -67,21 +67,21 @@ def other_users_ray(slurm):
     log_text = lambda: (home / "ray.log").read_text(errors="replace")  # noqa: E731
     wait_until(
         lambda: "Ray runtime started" in log_text(),
-        60,
+        180,
         log_text,
         pause_s=0.2,
         unless=lambda: process.poll() is not None,
     )
     yield lambda: {(p.pid, p.name) for p in slurm.processes("n1") if p.user == NOBODY}
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
 
 
 @pytest.mark.quick
 def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     strangers = other_users_ray()
 
-    colourful = f"printf '\\033[33mcoloured by the driver\\033[0m\\n'; {DEMO}"
+    colourful = f"printf '\\033[33mcoloured by the driver\\033[0m\\n'; {DEMO} --step-seconds 1.5"
     job = Job.submit(slurm, COMMAND=colourful, RAY_LOG_SYNC_FREQUENCY="2", RLPROF_HARVEST_JOB="auto", **ASKED)
     state = job.wait()
 

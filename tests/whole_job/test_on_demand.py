@@ -17,7 +17,7 @@ from rlprof_ops.host.contained_dir import ContainedDir
 
 pytestmark = [
     *NEEDS,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1000),
 ]
 
 
@@ -65,7 +65,7 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
 
     wait_until(
         known,
-        150,
+        300,
         job.say,
         pause_s=0.2,
         unless=lambda: job.sandbox.job(job.id).state.startswith(("FAIL", "CANC", "COMP")),

@@ -21,7 +21,7 @@ from tests.supervisors import supervisor_of
 from tests.waits import poll, wait_until
 from tests.whole_job.jobs import HOME, Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1000)]
 
 TIMES = 60 if tiers.tier() == tiers.LONG else 5
 """How many random orders: a job each, of 15 s."""
@@ -54,7 +54,7 @@ def check(job: Job, said: str) -> None:
     states = {(each.worker, each.rank): each.state for each in job.manifest.captures}
     assert states == {("w", 0): "ok", ("w", 1): "ok"}, (states, said)
     assert "sync ended" not in job.output, said
-    assert not poll(job.leftovers, 20, enough=lambda left: not left), (job.leftovers(), said)
+    assert not poll(job.leftovers, 60, enough=lambda left: not left), (job.leftovers(), said)
 
 
 @pytest.mark.parametrize("number", range(TIMES))
@@ -84,4 +84,4 @@ def test_a_scancel_in_a_start_is_no_failed_start(slurm: Sandbox) -> None:
     assert (state.state, state.exit_code) == ("FAILED", 143), f"{state}\n{job.say()}"
     assert json.loads((job.run / "run.json").read_text())["end"]["cause"] == "signal", job.say()
     assert (job.run / "manifest.json").exists(), job.say()
-    assert not poll(job.leftovers, 20, enough=lambda left: not left), job.say()
+    assert not poll(job.leftovers, 60, enough=lambda left: not left), job.say()

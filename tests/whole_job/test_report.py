@@ -13,7 +13,7 @@ from tests.whole_job.jobs import ASKED, DEMO, NEEDS, Job
 
 pytestmark = [
     *NEEDS,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(1200),
 ]
 LONG_NS = 100_000_000  # a phase that lasts this long is compared by itself, the others together with it
 SLOW = {
@@ -32,7 +32,7 @@ def test_the_report_of_a_job(slurm):
     # The nodes read their reports beside the training; what they made suffices, without nsys.
     command = (
         f"{DEMO} --slow-rank 1 --slow-ms 4000 --json {shlex.quote(str(times))}"
-        f" && timeout 180 bash -c {shlex.quote(ALL_READ)} && RLPROF_NSYS= PATH=/nowhere"
+        f" && timeout 300 bash -c {shlex.quote(ALL_READ)} && RLPROF_NSYS= PATH=/nowhere"
         f' "$(command -v python)" -m rlprof_ops report "$RLPROF_RUN_DIR" -o {shlex.quote(str(early))}'
     )
 

@@ -21,7 +21,7 @@ from tests.whole_job.jobs import Job
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.record_file import read_folder
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(1000)]
 
 STEPS, CODE = 30, 3
 WINDOWS = ((3, 5), (8, 12), (16, 19), (24, 26))
