@@ -13,6 +13,7 @@ import pytest
 from rlprof_ops.cli import main
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.operate import capture_request
+from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import capture_relay
 
 TRAINING = """
@@ -240,7 +241,14 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
     monkeypatch.setenv("RLPROF_NODE", "login")
     monkeypatch.setattr(capture_relay, "stacks_of", lambda pid: f"stack of {pid}")
     monkeypatch.setattr(capture_relay, "LOOK_S", 0.05)
-    stop = threading.Event()
+    stop, looked = threading.Event(), threading.Event()
+    new_requests = watcher.new_requests
+
+    def look(*where):
+        looked.set()
+        return new_requests(*where)
+
+    monkeypatch.setattr(watcher, "new_requests", look)
 
     async def node():
         async def tell(asked):
@@ -253,8 +261,8 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
 
     thread = threading.Thread(target=lambda: asyncio.run(node()))
     thread.start()
-    time.sleep(0.3)
     try:
+        assert looked.wait(60)  # what was asked before is not for it
         ((worker, text),) = capture_request.stacks(run, ("policy_worker",), (0,), timeout_s=60)
     finally:
         stop.set()
