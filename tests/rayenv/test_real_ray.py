@@ -13,6 +13,7 @@ from tests.waits import wait_until
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.nsys,
+    pytest.mark.timeout(500),
 ]
 
 DRIVER = r"""
@@ -77,7 +78,7 @@ def test_two_actors_are_profiled_at_once(tmp_path):
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=150
+            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=400
         )
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)

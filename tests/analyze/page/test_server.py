@@ -47,7 +47,7 @@ def server(run: Path) -> Iterator[ReportServer]:
 def get(
     server: ReportServer, path: str, host: str | None = None, method: str = "GET"
 ) -> tuple[int, bytes, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     return answer.status, answer.read(), answer.headers
@@ -132,11 +132,11 @@ def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
         said = "".join(process.stdout.readline() for _ in range(4))
         port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\S+/)", said).groups()  # type: ignore[union-attr]
         assert "ssh -N -L" in said
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
         connection.request("GET", path + "report.html")
         assert connection.getresponse().status == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_one_line(server: ReportServer, run: Path) -> No
         str(server.port),
         "--no-timeline",
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{server.port}" in done.stderr
     assert "Traceback" not in done.stderr
 
