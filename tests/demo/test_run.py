@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -75,10 +76,12 @@ def test_the_slow_rank_is_slow_in_its_phase(finished):
 
     def seconds(rank):
         times = record["workers"][rank]["times"]
-        return sum(t["end_ns"] - t["start_ns"] for t in times if t["phase"] == "ref_logprob") / 1e9
+        return {t["step"]: (t["end_ns"] - t["start_ns"]) / 1e9 for t in times if t["phase"] == "ref_logprob"}
 
-    # Eight steps of 0.2 s more; the work that both do besides may take either a little longer.
-    assert seconds(1) - seconds(0) > 8 * 0.19
+    # In most of eight steps 0.3 s more; the work that both do besides may take either longer now and then.
+    slow, other = seconds(1), seconds(0)
+    more = [slow[step] - other[step] for step in range(1, 9)]
+    assert statistics.median(more) > 0.19, more
 
 
 def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):

@@ -201,14 +201,14 @@ def test_the_timeline_is_handed_to_perfetto(run: Path, tmp_path: Path) -> None:
                 mine = browser.current_window_handle
                 browser.find_element(By.TAG_NAME, "button").click()
                 browser.switch_to.window(mine)
-                WebDriverWait(browser, 20).until(
+                WebDriverWait(browser, 120).until(
                     lambda b: "Handed over" in b.find_element(By.ID, "said").text
                 )
                 tab = next(handle for handle in browser.window_handles if handle != mine)
                 browser.switch_to.window(tab)
                 size = (run / "timeline.overview.pftrace").stat().st_size
                 expected = f"{size} timeline.overview.pftrace http://127.0.0.1:{server.port}"
-                WebDriverWait(browser, 20).until(lambda b: b.title == expected)
+                WebDriverWait(browser, 120).until(lambda b: b.title == expected)
             finally:
                 browser.quit()
                 server.shutdown()

@@ -12,6 +12,7 @@ from tests.nsys_stand_in import answering_nsys
 from tests.real_nsys import nvtx_ranges
 
 from rlprof_ops.backends.nsight.nsys_wrap import NsysCommand
+from rlprof_ops.backends.option_trial import BAD_LUCK
 
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
@@ -107,12 +108,14 @@ for window in range(3):
 @pytest.mark.nsys
 def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OUT": str(tmp_path)}
-    session = f"rlprof-stop-{os.getpid()}-"
-    command = NsysCommand("launch", "nsys", ("-t", "nvtx"), on_error="fail", session=session).words()
-
-    done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120
-    )
+    for attempt in range(3):  # nsys 2023.4 may lose its own agent on a busy machine
+        session = f"rlprof-stop-{os.getpid()}-{attempt}-"
+        command = NsysCommand("launch", "nsys", ("-t", "nvtx"), on_error="fail", session=session).words()
+        done = subprocess.run(
+            [*command, sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=200
+        )
+        if done.returncode == 0 or not BAD_LUCK.search(done.stderr):
+            break
 
     assert done.returncode == 0, done.stderr
     assert [nvtx_ranges(tmp_path / f"{window}.nsys-rep", tmp_path, ended=True) for window in range(3)] == [

@@ -95,7 +95,7 @@ def test_a_capture_range_gives_one_report_a_window_when_the_process_ends(tmp_pat
     assert [report_names.parse(path.name).ordinal for path in reports] == [1, 2]
     found = [nvtx_ranges(path, tmp_path) for path in reports]
     assert found == [["capture", "step 1", "step 2", "train", "train"], ["capture", "step 4", "train"]]
-    (events,) = (tmp_path / "node dir" / "events").glob("*.jsonl")
+    (events,) = (tmp_path / "node dir" / "events").glob("policy_worker_*.jsonl")
     assert [json.loads(line)["steps"] for line in events.read_text().splitlines() if '"opened"' in line] == [
         [1, 3],
         [4, 5],
