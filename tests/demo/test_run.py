@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 pytest.importorskip("rlprof_ops.runtime.profiler")
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
 
 PACKAGE = Path(__file__).parents[2] / "python"
 PHASES = {"generation", "reward", "ref_logprob", "logprob", "advantage", "train", "weight_sync"}
@@ -24,7 +24,7 @@ def run_demo(*args: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "RAY_"))}
     env.update(PYTHONPATH=str(PACKAGE), RAY_AUTH_MODE="disabled")
     command = [sys.executable, "-m", "rlprof_ops.demo", "--address", "local", *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=270)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ class Job:
             if wrap is not None:
                 made = wrap.make(Identity("policy", rank), spec, env, env).command(argv, env)
                 argv, env = made.argv, dict(made.env)
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -234,7 +234,7 @@ def test_a_session_is_closed_before_its_report_is_too_large(job: Job) -> None:
     async def steps() -> None:
         windows = Windows(job.node_dir, request_from_dict({"captures": captures}), print)
         await windows.begin(1)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while not job.ended("nsight"):
                 await asyncio.sleep(0.1)
         for step in (1, 2):
