@@ -21,7 +21,7 @@ _LAUNCHES = r"""#!/bin/bash
 { printf '%s\n' "$RLPROF_NSYS_SESSION" "$TMPDIR"; printf '%s\037' "$@"; echo; } >> "$0.calls"
 case "$*" in
   *--bogus*) echo "unrecognised option '--bogus=1'" >&2; echo usage; exit 1;;
-  *--hang*) exec sleep 1001;;
+  *--hang*) echo $$ >> "$0.hung"; exec sleep 1001;;
 esac
 once_less() {
     local left
@@ -76,6 +76,12 @@ class FakeNsys:
         """Hang that often before the program begins."""
         self.path.with_name("nsys.hangs").write_text(str(times))
 
+    def hanging(self) -> list[int]:
+        """Those that --hang holds still; of this stand-in's own, for another worker's tests hang one too."""
+        noted = self.path.with_name("nsys.hung")
+        pids = [int(pid) for pid in noted.read_text().split()] if noted.exists() else []
+        return [pid for pid in pids if b"sleep" in command_line(pid)]
+
     def _lines(self) -> list[str]:
         calls = self.path.with_name("nsys.calls")
         return calls.read_text().splitlines() if calls.exists() else []
@@ -92,6 +98,14 @@ class FakeNsys:
     def calls(self) -> list[str]:
         """The words of each call, joined by spaces."""
         return [" ".join(words) for words in self.words()]
+
+
+def command_line(pid: int) -> bytes:
+    """A process's words; none of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def answering_nsys(folder: Path, *, session: str = "rlprof-test", importer: str = "", **answers: str) -> Path:

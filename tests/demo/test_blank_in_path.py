@@ -21,7 +21,7 @@ from tests.needs import need
 
 from rlprof_ops.job.knobs import import_path
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.whole, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.whole, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import sys
@@ -41,7 +41,7 @@ def test_every_window_comes_home(tmp_path: Path) -> None:
     need("nsys")
     folder = tmp_path / "my work"
     venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=250)
     packages = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     packages.rmdir()
     packages.symlink_to(sysconfig.get_path("purelib"))
@@ -60,7 +60,7 @@ def test_every_window_comes_home(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=600,
         check=False,
     )
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 pytest.importorskip("rlprof_ops.runtime.profiler")
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
 
 PACKAGE = Path(__file__).parents[2] / "python"
 PHASES = {"generation", "reward", "ref_logprob", "logprob", "advantage", "train", "weight_sync"}
@@ -23,7 +24,7 @@ def run_demo(*args: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "RAY_"))}
     env.update(PYTHONPATH=str(PACKAGE), RAY_AUTH_MODE="disabled")
     command = [sys.executable, "-m", "rlprof_ops.demo", "--address", "local", *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=270)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,12 @@ def test_the_slow_rank_is_slow_in_its_phase(finished):
 
     def seconds(rank):
         times = record["workers"][rank]["times"]
-        return sum(t["end_ns"] - t["start_ns"] for t in times if t["phase"] == "ref_logprob") / 1e9
+        return {t["step"]: (t["end_ns"] - t["start_ns"]) / 1e9 for t in times if t["phase"] == "ref_logprob"}
 
-    # Eight steps of 0.2 s more; the work that both do besides may take either a little longer.
-    assert seconds(1) - seconds(0) > 8 * 0.19
+    # In most of eight steps 0.3 s more; the work that both do besides may take either longer now and then.
+    slow, other = seconds(1), seconds(0)
+    more = [slow[step] - other[step] for step in range(1, 9)]
+    assert statistics.median(more) > 0.19, more
 
 
 def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):

@@ -11,7 +11,7 @@ import pytest
 
 from rlprof_ops.job.knobs import import_path
 
-pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(600)]
 PROGRAM = """
 import sys
 import ray
@@ -49,7 +49,7 @@ def test_a_program_runs_in_a_ray_of_its_own_and_its_window_comes_home(tmp_path: 
         env=env,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "cluster of 1" in done.stdout

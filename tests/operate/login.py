@@ -69,7 +69,7 @@ class Login:
         )
 
     def type(
-        self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 120
+        self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 250
     ) -> str:
         """Run one command to its end, hold it to its exit code, and give what it said."""
         process = self.start(*words, cwd=cwd)
@@ -98,7 +98,7 @@ class Login:
 
     def status(self, job: str) -> dict[str, Any]:
         process = self.start("status", job, "--json", cwd=Path("/"))
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=200)
         found: dict[str, Any] = json.loads(out)
         return found
 

@@ -12,12 +12,12 @@ import pytest
 from tests.operate.login import Login
 from tests.waits import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(600)]
 ACTOR = """
 import os, pathlib, time, ray
 ray.init(address="auto", logging_level="ERROR")
 actor = ray.remote(num_cpus=64)(type("Big", (), {"f": lambda self: 1})).remote()
-log, until = pathlib.Path(os.environ["RLPROF_RUN_DIR"], "logs/head.log"), time.monotonic() + 75
+log, until = pathlib.Path(os.environ["RLPROF_RUN_DIR"], "logs/head.log"), time.monotonic() + 200
 while "no node has that" not in log.read_text() and time.monotonic() < until:
     time.sleep(0.2)
 ray.get(actor.f.remote(), timeout=1)
@@ -32,7 +32,7 @@ def me(slurm):
 
 
 def last_ten(me: Login, *words: str, code: int, nodes: str = "1") -> str:
-    said = me.type("submit", "-N", nodes, "--wait", *words, code=code, timeout=200)
+    said = me.type("submit", "-N", nodes, "--wait", *words, code=code, timeout=450)
     assert "Traceback" not in said.replace("  Traceback", "")  # the driver's own is quoted
     return "\n".join(said.splitlines()[-10:])
 
@@ -77,7 +77,7 @@ def test_a_full_disk(me, slurm):
     try:
         driver = wait_for_driver(me)
         slurm.fill()
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=450)
     finally:
         slurm.restore()
         process.kill()
@@ -90,4 +90,4 @@ def wait_for_driver(me: Login) -> Path:
         logs = me.folder.glob("*-logs/logs/driver.log")
         return next((log for log in logs if "begun" in log.read_text()), None)
 
-    return wait_until(begun, 60, "the driver did not begin", pause_s=0.1)
+    return wait_until(begun, 200, "the driver did not begin", pause_s=0.1)

@@ -60,16 +60,21 @@ folder = sys.argv[1]
 @ray.remote(num_cpus=0)
 class Rank:
     def __init__(self, rank):
+        import torch.distributed
+        self.rank = rank
+
+    def joins(self):
         import torch.distributed as dist
         how = {"init_method": f"file://{folder}/store", "timeout": timedelta(seconds=20)}
-        dist.init_process_group("gloo", rank=rank, world_size=4, **how)
-        self.rank = rank
+        dist.init_process_group("gloo", rank=self.rank, world_size=4, **how)
+
+    def noted(self):
+        while not Path(os.environ["RLPROF_NODE_DIR"], f"events/notes_{os.getpid()}.jsonl").exists():
+            time.sleep(0.1)
 
     def train(self):
         import torch
         import torch.distributed as dist
-        while not Path(os.environ["RLPROF_NODE_DIR"], f"events/notes_{os.getpid()}.jsonl").exists():
-            time.sleep(0.1)
         for step in range(10):
             if step == 5 and self.rank == 2:
                 raise ValueError("the loss is NaN")
@@ -77,6 +82,9 @@ class Rank:
 
 ray.init()
 ranks = [Rank.remote(rank) for rank in range(4)]
+ray.get([rank.__ray_ready__.remote() for rank in ranks])  # torch is imported: they begin together
+ray.get([rank.joins.remote() for rank in ranks])
+ray.get([rank.noted.remote() for rank in ranks])
 asked = [rank.train.remote() for rank in ranks]
 ray.wait(asked, num_returns=4)
 ray.get(asked)
@@ -213,7 +221,7 @@ while not mark.exists():
     time.sleep(0.1)
 if rank == "1":
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
-    time.sleep(6)  # the recorder looks where it is
+    time.sleep(15)  # the recorder looks where it is
 for step in range(10):
     if rank == "1" and step == 5:
         taken = [bytearray(os.urandom(1 << 20)) for _ in range(4096)]

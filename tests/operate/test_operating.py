@@ -576,7 +576,7 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
         file.write_text(f"export RLPROF_JOB=4711.r1\n{variables}\n")
         line, env = into(Job("4711.r1", run_folder.path, None), node, argv, os.environ)
         done = subprocess.run(
-            line, env=env, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+            line, env=env, capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
         )
         assert done.stdout.splitlines() == [*start, *middle, *tail]
     with pytest.raises(UsageError, match="a command goes after `--`"):
@@ -616,7 +616,7 @@ def tunnel_with_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh.write_text(
         f"#!{sys.executable}\nimport socket, sys, time\ntime.sleep(0.5)\nport ="
         " int(sys.argv[sys.argv.index('-L') + 1].split(':')[1])\nserver = socket.create_server(('127.0.0.1',"
-        " port))\nserver.settimeout(10)\nserver.accept()\ntime.sleep(0.5)\nsys.exit(4)\n"
+        " port))\nserver.settimeout(60)\nserver.accept()\ntime.sleep(0.5)\nsys.exit(4)\n"
     )
     browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
     for tool in (ssh, browser):

@@ -159,7 +159,7 @@ def test_a_dry_run_line_does_the_same_when_it_is_typed(fake, capsys, tmp_path):
     run("submit", "--dry-run", "-N2", "--comment=a b;c", *ASKED, "--", "python", "it's.py")
     line = capsys.readouterr().out
     line = line[line.index("env -i") :]
-    subprocess.run(["bash", "-c", line], check=True, timeout=20)
+    subprocess.run(["bash", "-c", line], check=True, timeout=60)
     typed = sent(fake)
     (fake.folder / "calls.jsonl").unlink()
     run("submit", "-N2", "--comment=a b;c", *ASKED, "--", "python", "it's.py")

@@ -100,7 +100,7 @@ def test_q_ends_it_and_the_terminal_is_as_before(run_folder: RunFolder) -> None:
         with pytest.raises(OSError):  # the terminal has closed
             while select.select([screen], [], [], 30)[0]:
                 seen += os.read(screen, 65536)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert b"\x1b[?1049l" in seen, "the screen that was there before is back"
     finally:
         process.kill()

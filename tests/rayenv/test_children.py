@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 from rlprof_ops import rayenv
 from rlprof_ops.request import request_from_dict
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole, pytest.mark.timeout(700)]
 
 DRIVER = r'''
 import json, os, sys, time
@@ -51,7 +51,7 @@ class Parent:
         }
         refs = {name: child.me.remote() for name, child in self.children.items()}
         refs |= {"task": task.remote(), "task with variables": task.options(runtime_env={"env_vars": {"SEEN": "1"}}).remote()}
-        return {"parent": me(), **{name: ray.get(ref, timeout=60) for name, ref in refs.items()}}
+        return {"parent": me(), **{name: ray.get(ref, timeout=200) for name, ref in refs.items()}}
 
 class RayWorkerWrapper:
     """As vLLM has it: it learns its rank as an argument, after its process was started."""
@@ -71,9 +71,9 @@ class VllmGenerationWorker:
         kwargs.setdefault("runtime_env", {}).update({"nsight": nsight})
         self.workers = [ray.remote(**kwargs)(RayWorkerWrapper).remote(rpc_rank=rank) for rank in range(tensor_parallel_size)]
     def collective_rpc(self, method):
-        return {"outer": me(), "inner": ray.get([worker.execute_method.remote(method) for worker in self.workers], timeout=60)}
+        return {"outer": me(), "inner": ray.get([worker.execute_method.remote(method) for worker in self.workers], timeout=200)}
     def shutdown(self):
-        ray.wait([worker.__ray_terminate__.remote() for worker in self.workers], num_returns=len(self.workers), timeout=30)
+        ray.wait([worker.__ray_terminate__.remote() for worker in self.workers], num_returns=len(self.workers), timeout=60)
 
 own = {"rlprof": {"worker": "reward", "rank": 0}}
 parents = {
@@ -81,15 +81,15 @@ parents = {
     "stock": Parent.options(runtime_env={"nsight": STOCK, "env_vars": {"RANK": "0"}}).remote(),
 }
 families = {name: parent.family.remote(own) for name, parent in parents.items()}
-said = {name: ray.get(ref, timeout=120) for name, ref in families.items()}
+said = {name: ray.get(ref, timeout=300) for name, ref in families.items()}
 
 # Two engines of two, as NeMo RL has them: the rank of the outer actor is that of its first GPU. Only 2 and 3 are asked for.
 INNER = {"t": "nvtx", "s": "none", "cpuctxsw": "none", "o": "'vllm_tp_worker_3:5_%p'"}
 engines = [VllmGenerationWorker.options(runtime_env={"env_vars": {"RANK": str(rank)}}).remote() for rank in (0, 2)]
 for engine in engines:
-    ray.get(engine.start.remote(2, INNER), timeout=60)
-    said.setdefault("engines", []).append(ray.get(engine.collective_rpc.remote("generate"), timeout=60))
-ray.get([engine.shutdown.remote() for engine in engines], timeout=60)
+    ray.get(engine.start.remote(2, INNER), timeout=200)
+    said.setdefault("engines", []).append(ray.get(engine.collective_rpc.remote("generate"), timeout=200))
+ray.get([engine.shutdown.remote() for engine in engines], timeout=200)
 # Their nsys still writes; the end of Ray would kill it, for which a job waits.
 written, until = Path(os.environ["RLPROF_NODE_DIR"], "inplace/nsight/vllm_tp_worker"), time.monotonic() + 90
 while len([*written.glob("*/*.nsys-rep")]) < 2 and time.monotonic() < until:
@@ -118,7 +118,7 @@ def job(tmp_path_factory):
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=600
         )
         log = "".join(
             path.read_text(errors="replace")[-3000:]

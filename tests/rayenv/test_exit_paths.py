@@ -10,7 +10,7 @@ import shlex
 import pytest
 from tests.whole_job.jobs import Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(900)]
 
 # In the second window, which is open, each worker ends in the way of its rank; the driver or Ray itself ends
 # with those left.
@@ -42,16 +42,16 @@ for kind in ("session_worker", "range_worker"):
     ray.kill(workers.pop((kind, 0)))
     workers.pop((kind, 1)).__ray_terminate__.remote()
     del workers[kind, 2]
-until = time.monotonic() + 30
+until = time.monotonic() + 90
 while time.monotonic() < until and any(os.path.exists(f"/proc/{pid}") for key, pid in pids.items() if key[1] < 3):
     time.sleep(0.1)
 print("LEFT", sorted(rank for (_, rank), pid in pids.items() if os.path.exists(f"/proc/{pid}")), flush=True)
 if sys.argv[1] == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
-until = time.monotonic() + 60  # the other job's Ray is within reach of `ray stop`: the sandbox's nodes share their processes
+until = time.monotonic() + 200  # the other job's Ray is within reach of `ray stop`: the sandbox's nodes share their processes
 while time.monotonic() < until and not glob.glob(glob.escape(sys.argv[2]) + "/nodes/*.json"):
     time.sleep(0.2)
-subprocess.run([sys.executable, "-c", "from ray.scripts.scripts import main; main()", "stop"], timeout=60)
+subprocess.run([sys.executable, "-c", "from ray.scripts.scripts import main; main()", "stop"], timeout=200)
 time.sleep(5)
 sys.exit(9)
 """
@@ -78,7 +78,7 @@ def jobs(slurm_sandbox):
 
     crash = sent("crash")
     both = {"crash": crash, "ray stop": sent("ray stop", str(crash.run))}
-    return {end: (job, job.wait(timeout=280)) for end, job in both.items()}
+    return {end: (job, job.wait(timeout=700)) for end, job in both.items()}
 
 
 @pytest.mark.parametrize("end", ["crash", "ray stop"])

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.whole,
     pytest.mark.nsys,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on PATH"),
 ]
 
@@ -82,7 +83,7 @@ def test_stock_ray_never_starts_it_where_there_is_no_python_command(trainer, tmp
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
     finally:
         shutil.rmtree(options["_temp_dir"], ignore_errors=True)
@@ -123,7 +124,7 @@ def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=400,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +147,7 @@ def test_in_a_job_of_ours_it_runs_and_its_reports_come_home_by_name(trainer, tmp
         os.pathsep.join(d for d in os.environ["PATH"].split(os.pathsep) if not os.path.exists(f"{d}/python")),
     )
     lines = []
-    command = shlex.join([sys.executable, str(trainer), "{}", "90"])
+    command = shlex.join([sys.executable, str(trainer), "{}", "250"])
 
     result = run_local(
         tmp_path,

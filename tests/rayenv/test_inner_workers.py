@@ -26,7 +26,7 @@ from rlprof_ops.runtime.process import session_file
 from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole, pytest.mark.timeout(700)]
 
 # vLLM's RayDistributedExecutor in a generation worker (vllm/v1/executor/ray_executor.py) with the `nsight`
 # that NeMo RL puts on its inner workers (`_patch_vllm_nsight_config`), or vLLM's own.
@@ -53,13 +53,13 @@ class VllmGenerationWorker:
         self.workers = [ray.remote(**kwargs)(RayWorkerWrapper).remote() for _ in range(tensor_parallel_size)]
         self.collective_rpc("execute_method", "load_model")
     def collective_rpc(self, name, word):
-        return ray.get([getattr(worker, name).remote(word) for worker in self.workers], timeout=60)
+        return ray.get([getattr(worker, name).remote(word) for worker in self.workers], timeout=200)
 
 engine = VllmGenerationWorker.options(runtime_env={"env_vars": {"RANK": "2"}}).remote()
-ray.get(engine.start.remote(2, json.loads(sys.argv[2])), timeout=120)
+ray.get(engine.start.remote(2, json.loads(sys.argv[2])), timeout=300)
 print("ready", flush=True)
 for line in sys.stdin:
-    print(ray.get(engine.collective_rpc.remote(*line.split()), timeout=60), flush=True)
+    print(ray.get(engine.collective_rpc.remote(*line.split()), timeout=200), flush=True)
 """
 NEMO_RL = {
     "t": "nvtx",
@@ -122,12 +122,12 @@ def test_their_windows_are_final_while_they_go_on(tmp_path: Path, options: dict[
                 assert await call("start_gpu_profiling start") == "[False, True]"
                 await call("execute_method theirs")
                 assert await call("start_gpu_profiling stop") == "[False, True]"
-            await asyncio.to_thread(wait_until, finished, seconds=60)
+            await asyncio.to_thread(wait_until, finished, seconds=200)
             assert all(Path(f"/proc/{log.pid}").exists() for log in logs())
             await windows.close()
         finally:
             driver.stdin.close()
-            await asyncio.wait_for(driver.wait(), 60)
+            await asyncio.wait_for(driver.wait(), 120)
             relay.close()
 
     def logs() -> list:

@@ -13,10 +13,10 @@ import pytest
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.knobs import import_path
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.whole, pytest.mark.timeout(700)]
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import ray
 
 @ray.remote(num_cpus=0)
@@ -33,6 +33,7 @@ class EvalWorker:
 class ProbeWorker:
     def probe(self):
         time.sleep(0.01)
+        return os.getpid()
 
 @ray.remote(num_cpus=1)
 def entrypoint(tells):
@@ -40,7 +41,7 @@ def entrypoint(tells):
     prof = profiler.from_env() if tells else None
     workers = [PolicyWorker.remote() for _ in range(2)]
     probe = ProbeWorker.remote()
-    ray.get([worker.train.remote() for worker in workers] + [probe.probe.remote()])
+    *_, pid = ray.get([worker.train.remote() for worker in workers] + [probe.probe.remote()])
     late = None
     for step in range(1, 6):
         if prof:
@@ -48,7 +49,10 @@ def entrypoint(tells):
         ray.get([worker.train.remote() for worker in workers])
         if step == 1:
             ray.kill(probe)
-            time.sleep(1)
+            until = time.monotonic() + 60
+            while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(2)
         if step == 4:
             late = EvalWorker.remote()
             ray.get(late.evaluate.remote())
@@ -99,7 +103,7 @@ def run_job(folder: Path, command: str, **knobs: str) -> tuple[Manifest, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=380,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]

@@ -10,9 +10,12 @@ import pytest
 from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
 
+from rlprof_ops.backends.nsight import nsys_cli
+
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.nsys,
+    pytest.mark.timeout(500),
 ]
 
 DRIVER = r"""
@@ -77,7 +80,7 @@ def test_two_actors_are_profiled_at_once(tmp_path):
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=150
+            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=400
         )
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
@@ -111,5 +114,5 @@ def test_two_actors_are_profiled_at_once(tmp_path):
     # ray.kill gives a process no chance; nsys itself writes the report, under its final name, for the
     # collector.
     killed = node_dir / "tmp" / f"policy_worker_rank1_step7-8_n1_{who[1]['pid']}.nsys-rep"
-    wait_until(killed.exists)
+    wait_until(lambda: killed.exists() and nsys_cli.check(killed).state == "ok")
     assert "step 8" not in nvtx_ranges(killed, tmp_path, ended=True)

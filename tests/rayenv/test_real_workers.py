@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 from rlprof_ops import rayenv
 from rlprof_ops.request import request_from_dict
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(700)]
 
 # All that a shell means something by, in one value of an option. Of a backslash nsys itself wants two.
 HOSTILE = "a b|c; $(touch pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} * é"
@@ -76,7 +76,7 @@ for key, (worker, rank, rest) in ways.items():
         refs[key] = actors[-1].work.remote(worker, rank)
 for key, ref in refs.items():
     try:
-        result = ray.get(ref, timeout=100)
+        result = ray.get(ref, timeout=300)
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"[:2000]}
     print(json.dumps([key, round(time.monotonic() - begun, 1), result]), flush=True)
@@ -170,7 +170,7 @@ def workers(tmp_path_factory):
         command = ["unshare", "-m", "bash", "-c", text, str(site)]
     try:
         command = ["bash", "-c", f'umask {UMASK:04o}; exec "$@"', "bash", *command]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr

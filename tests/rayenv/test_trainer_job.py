@@ -13,7 +13,7 @@ from tests.nsys_stand_in import hanging_nsys
 from tests.real_nsys import nvtx_lengths
 from tests.whole_job.jobs import Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(900)]
 
 HOSTILE = "a b|c; $(touch /tmp/pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} *"
 TRAINER = r'''
@@ -90,7 +90,7 @@ began = time.monotonic()
 refs = {name: worker.train.remote() for name, worker in workers.items()}
 for name, ref in refs.items():
     try:
-        said = ray.get(ref, timeout=100)
+        said = ray.get(ref, timeout=300)
     except Exception as error:
         said = {"error": f"{type(error).__name__}: {error}"[:3000]}
     print("SAID", json.dumps([name, round(time.monotonic() - began, 1), said]), flush=True)
@@ -136,7 +136,7 @@ def finished(slurm_sandbox):
         RLPROF_CHECK_TIMEOUT_S="25",
         RAY_LOG_SYNC_FREQUENCY="2",
     )
-    state = job.wait(timeout=300)
+    state = job.wait(timeout=700)
     lines = [
         json.loads(line.partition("SAID ")[2])
         for line in (job.run / "logs/driver.log").read_text().splitlines()
@@ -234,7 +234,7 @@ def test_an_nsys_that_never_returns(finished):
     job, said, seconds = finished
     capture = captures(job, "value_worker")[0]
 
-    assert "error" not in said["hanging"] and seconds["hanging"] < 90
+    assert "error" not in said["hanging"] and seconds["hanging"] < 250
     assert capture.state == "missing"
     assert (
         "node n2, worker 'value_worker' rank 0: `nsys profile" in capture.reason

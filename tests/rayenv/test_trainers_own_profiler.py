@@ -15,7 +15,7 @@ from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.demo.local_job import run_local
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.torch, pytest.mark.timeout(600)]
 
 TRAINER = """
 import glob, os, time
@@ -40,9 +40,9 @@ class PolicyWorker:
             torch.cuda.profiler.stop()
 
     def reports(self):
-        deadline = time.time() + 60
+        deadline = time.monotonic() + 200
         found = []
-        while len(found) < 2 and time.time() < deadline:
+        while len(found) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
             folder = os.environ["RLPROF_NODE_DIR"] + "/profiles/nsight/policy_worker/rank1"
             found = glob.glob(folder + "/*.nsys-rep")

@@ -59,7 +59,7 @@ def test_our_folders_stand_before_what_is_given(given: str, node: str, expected:
 @pytest.mark.ray
 @pytest.mark.nsys
 @pytest.mark.whole
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("where", [pytest.param("init", marks=pytest.mark.long), "actor", "submit"])
 def test_workers_are_captured(where: str, tmp_path: Path) -> None:
     own = tmp_path / "own"

@@ -46,7 +46,7 @@ def test_a_step_does_not_wait_for_an_output_dir_that_hangs(asked, events, monkey
         with prof.step(4):
             pass
         prof.close()
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < 60
     [closed] = events("closed")
     assert closed["steps"] == [3, 4]
 

@@ -181,7 +181,7 @@ def test_the_end_waits_for_a_report_as_long_as_it_gets_on(
     recorder, events, asked, monkeypatch, tmp_path, gets_on
 ):
     """An importer that hangs would hold the job's nodes, one that works may take minutes."""
-    monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "1")
+    monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "3")  # a machine may put the writer aside for a second
     prof, fake = recorder(steps="2")
     done = threading.Event()
 
@@ -190,7 +190,7 @@ def test_the_end_waits_for_a_report_as_long_as_it_gets_on(
             for number in range(1, 100):
                 if done.wait(0.2):
                     break
-                if gets_on and number > 12:  # twice the patience
+                if gets_on and number > 32:  # twice the patience
                     break
                 if gets_on:
                     (tmp_path / "node/tmp/raw.qdstrm").write_bytes(bytes(number))
@@ -203,4 +203,4 @@ def test_the_end_waits_for_a_report_as_long_as_it_gets_on(
     took_s = time.monotonic() - began
     assert (len(events("closed")) == 1) == gets_on
     done.set()
-    assert took_s < 15 and (took_s > 2 or not gets_on)
+    assert took_s < 60 and (took_s > 6 or not gets_on)

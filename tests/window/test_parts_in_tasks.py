@@ -22,15 +22,16 @@ from rlprof_ops.runtime import follower
 from rlprof_ops.trainers import verl
 from rlprof_ops.trainers.verl import adapter
 
-PIECE_S, PIECES = 0.1, 30
-# `sys.argv[2]`: what divides the update of 3 s, or that another task runs meanwhile.
+PIECE_S, PIECES = 0.1, 60
+# `sys.argv[2]`: what divides the update of 6 s, or that another task runs meanwhile.
 TRAINER = f"""
 import sys, threading, time
 import torch
 from rlprof_ops.runtime import follower, profiler
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 
-clock, how, other_ends = ClockFile(sys.argv[1], write=True), sys.argv[2], threading.Event()
+clock, how = ClockFile(sys.argv[1], write=True), sys.argv[2]
+other_began, other_ends = threading.Event(), threading.Event()
 began_ns = time.monotonic_ns()
 
 def tell(**phases):
@@ -38,6 +39,7 @@ def tell(**phases):
 
 def other_task():
     with follower.task("beside"):
+        other_began.set()
         other_ends.wait(60)
 
 def update(pieces, rest_s):
@@ -66,7 +68,7 @@ with follower.task("compute_log_prob"):  # torch's first start
 other = threading.Thread(target=other_task, daemon=True)
 if how == "beside another task":
     other.start()
-    time.sleep(1)
+    assert other_began.wait(60)
 with follower.task("update_actor"):
     tell(update_actor=time.monotonic_ns())
     time.sleep(0.2)  # the clock is read 20 times a second
@@ -82,9 +84,9 @@ print("ended well")
 
 
 def train(folder: Path, how: str) -> WindowEvent:
-    """What became of a window of half a second in such a trainer's update."""
+    """What became of a window of two seconds in such a trainer's update."""
     need("torch")
-    part = {"at": "update_actor+500ms", "for": "500ms"}
+    part = {"at": "update_actor+500ms", "for": "2s"}
     asked = [{"backend": "torch", "workers": ["actor"], "steps": "1", **part}]
     env = {
         "PATH": os.environ["PATH"],
@@ -107,7 +109,8 @@ def train(folder: Path, how: str) -> WindowEvent:
 def test_a_window_is_as_long_as_asked_in_a_task_that_takes_longer(tmp_path: Path, how: str) -> None:
     event = train(tmp_path, how)
     assert event.event == "closed" and not event.partial, event
-    assert event.taken_s == pytest.approx((0.5, 1.0), abs=0.4)
+    begin_s, end_s = event.taken_s
+    assert 0.5 <= begin_s < 2.4 and 2.5 <= end_s < 5  # a busy machine is late
     with gzip.open(tmp_path / event.path, "rt") as packed:
         rows = [row for row in json.load(packed)["traceEvents"] if row.get("name") == "aten::mm"]
     assert 1 <= len(rows) < 3 * PIECES / 2  # three a piece

@@ -35,7 +35,7 @@ def with_our_runtime(pause=lambda step: None):
 class Counts:
     """The job's clock, as its supervisor writes it of an engine that others count: half of the requests are
     done a second after the first phase of a step began, and the longest answer has 20 and 30 tokens a second
-    and two after.
+    and three after.
     """
 
     def __init__(self):
@@ -53,7 +53,7 @@ class Counts:
         self.store()
 
     def look(self):
-        for second, name in ((1, "50% of the requests"), (1, "token 20"), (2, "token 30")):
+        for second, name in ((1, "50% of the requests"), (1, "token 20"), (3, "token 30")):
             if name not in self.told[1] and time.monotonic_ns() - self.first_ns >= second * 1e9:
                 self.phase(name)
 
@@ -64,8 +64,8 @@ class Counts:
         self.clock.store(ClockState(step, time.time_ns(), runs, 0, since_ns, dict(phases)))
 
 
-def in_ticks(tick_s=0.02, phase_s=3):
-    """Our runtime, two steps of phases of `phase_s`; each tick is a range, called by when it began in it."""
+def in_ticks(*lengths_s, tick_s=0.02):
+    """Our runtime, two steps of phases so long; each tick is a range, called by when it began in it."""
     from rlprof_ops.runtime import profiler
 
     counts = Counts()
@@ -73,7 +73,7 @@ def in_ticks(tick_s=0.02, phase_s=3):
     for step in (1, 2):
         with prof.step(step):
             counts.begin(step)
-            for phase in PHASES:
+            for phase, phase_s in zip(PHASES, lengths_s, strict=True):
                 with prof.range(phase):
                     began = time.monotonic()
                     while (now := time.monotonic() - began) < phase_s:
@@ -114,7 +114,7 @@ def unmodified(around=lambda step: contextlib.nullcontext()):
                     work()
 
 
-def unmodified_in_ticks(phase_s=3):
+def unmodified_in_ticks(*lengths_s):
     """Two steps that somebody else leads; each tick is a task, called by when it began in its phase."""
     from rlprof_ops.runtime import follower
 
@@ -124,7 +124,7 @@ def unmodified_in_ticks(phase_s=3):
         with follower.task("data"):  # in which torch makes its first start
             work()
         counts.first_ns = time.monotonic_ns()
-        for phase in PHASES:
+        for phase, phase_s in zip(PHASES, lengths_s, strict=True):
             counts.phase(phase)
             began = time.monotonic()
             while (now := time.monotonic() - began) < phase_s:
@@ -155,9 +155,18 @@ def asked_meanwhile():
 
     node_dir = Path(os.environ["RLPROF_NODE_DIR"])
     watcher.POLL_S = 0.02
+    heard, begin = [], watcher.Watcher.__init__
 
-    def events():
-        return "".join(path.read_text() for path in (node_dir / "events").glob("*.jsonl"))
+    def noting(self, folder, on_demand, *more, **named):
+        def tell(asked):
+            try:
+                on_demand(asked)
+            finally:
+                heard.append(asked.id)
+
+        begin(self, folder, tell, *more, **named)
+
+    watcher.Watcher.__init__ = noting
 
     def pause(step):
         requests = sorted((node_dir / "asked").glob("*.json"))
@@ -165,7 +174,10 @@ def asked_meanwhile():
             return
         for path in requests:
             watcher.leave(node_dir / watcher.FOLDER, watcher.CaptureRequest.from_json(path.read_text()))
-        time.sleep(1)  # those of the next steps are heard of; those of seconds are over
+        until = time.monotonic() + 60
+        while len(heard) < len(requests) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1)  # those of seconds are over
 
     with_our_runtime(pause)
 
@@ -175,12 +187,13 @@ if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS
 
 {
     "process": with_our_runtime,
-    "in_ticks": in_ticks,
-    "in_short_ticks": lambda: in_ticks(phase_s=0.75),
-    "in_long_ticks": lambda: in_ticks(phase_s=1.5),
+    "in_ticks": lambda: in_ticks(5, 1),
+    "in_even_ticks": lambda: in_ticks(3, 3),
+    "in_short_ticks": lambda: in_ticks(0.75, 0.75),
+    "in_long_ticks": lambda: in_ticks(2.5, 2.5),
     "flood": flood,
     "supervisor": unmodified,
-    "unmodified_in_ticks": unmodified_in_ticks,
+    "unmodified_in_ticks": lambda: unmodified_in_ticks(5, 1),
     "trainer": with_a_range_of_its_own,
     "on_demand": asked_meanwhile,
 }[DRIVER]()

@@ -47,7 +47,7 @@ def server(run: Path) -> Iterator[ReportServer]:
 def get(
     server: ReportServer, path: str, host: str | None = None, method: str = "GET"
 ) -> tuple[int, bytes, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     return answer.status, answer.read(), answer.headers
@@ -132,11 +132,11 @@ def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
         said = "".join(process.stdout.readline() for _ in range(4))
         port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\S+/)", said).groups()  # type: ignore[union-attr]
         assert "ssh -N -L" in said
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
         connection.request("GET", path + "report.html")
         assert connection.getresponse().status == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_one_line(server: ReportServer, run: Path) -> No
         str(server.port),
         "--no-timeline",
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{server.port}" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -201,14 +201,14 @@ def test_the_timeline_is_handed_to_perfetto(run: Path, tmp_path: Path) -> None:
                 mine = browser.current_window_handle
                 browser.find_element(By.TAG_NAME, "button").click()
                 browser.switch_to.window(mine)
-                WebDriverWait(browser, 20).until(
+                WebDriverWait(browser, 120).until(
                     lambda b: "Handed over" in b.find_element(By.ID, "said").text
                 )
                 tab = next(handle for handle in browser.window_handles if handle != mine)
                 browser.switch_to.window(tab)
                 size = (run / "timeline.overview.pftrace").stat().st_size
                 expected = f"{size} timeline.overview.pftrace http://127.0.0.1:{server.port}"
-                WebDriverWait(browser, 20).until(lambda b: b.title == expected)
+                WebDriverWait(browser, 120).until(lambda b: b.title == expected)
             finally:
                 browser.quit()
                 server.shutdown()

@@ -21,7 +21,7 @@ from tests.analyze.shared import kernel, launch, mark, real
 
 LIMIT_GIB = 0.5
 PEAK_GIB = 0.3  # of memory that is in use: the bound of the design
-SECONDS = 60
+SECONDS = 200
 READ = """
 import json, re, resource, sys
 from pathlib import Path

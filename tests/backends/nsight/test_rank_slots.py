@@ -43,7 +43,7 @@ def start(tmp_path):
 
     yield begin
     for process in processes:
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def test_each_takes_the_first_free_number_from_its_base_on(start):
@@ -54,19 +54,25 @@ def test_each_takes_the_first_free_number_from_its_base_on(start):
 
 def test_many_at_once_take_one_each(tmp_path):
     text = numbered(
-        ["env"], "sh -c 'echo $RLPROF_RANK; sleep 3'", "w", 0, None, {"RLPROF_NODE_DIR": str(tmp_path)}
+        ["env"], "sh -c 'echo $RLPROF_RANK; read -r told'", "w", 0, None, {"RLPROF_NODE_DIR": str(tmp_path)}
     )
     processes = [
-        subprocess.Popen(["bash", "-c", f"exec {text}"], stdout=subprocess.PIPE, text=True) for _ in range(12)
+        subprocess.Popen(
+            ["bash", "-c", f"exec {text}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(12)
     ]
+    said = [int(process.stdout.readline()) for process in processes]  # before the first of them ends
+    for process in processes:
+        process.communicate(timeout=60)
 
-    assert sorted(int(process.communicate(timeout=30)[0]) for process in processes) == list(range(12))
+    assert sorted(said) == list(range(12))
 
 
 def test_the_number_of_one_that_is_gone_is_free_again(start):
     first, _ = start()
     start()
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
 
     assert start()[1].split()[0] == "0"
     assert start()[1].split()[0] == "2"
@@ -87,7 +93,7 @@ def test_words_and_folders_get_the_number(tmp_path):
     text = numbered(words, "python", "w", 5, None, {"RLPROF_NODE_DIR": str(tmp_path)})
 
     done = subprocess.run(
-        ["bash", "-c", f"exec {text}"], capture_output=True, text=True, timeout=10, check=True
+        ["bash", "-c", f"exec {text}"], capture_output=True, text=True, timeout=60, check=True
     )
 
     assert done.stdout.splitlines() == [f"{tmp_path}/in place/rank5/x_rank5_%p", "a|b; $HOME", "python"]

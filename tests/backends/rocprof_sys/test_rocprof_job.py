@@ -37,7 +37,7 @@ workers = [
     Worker.options(runtime_env={"_rocprof_sys": "default", "env_vars": {"RANK": "4", "SECRET": "hunter2"}}).remote("critic", 4),
 ]
 for worker in workers:
-    print(*ray.get(worker.train.remote(), timeout=90), sep="|", flush=True)
+    print(*ray.get(worker.train.remote(), timeout=200), sep="|", flush=True)
 ray.wait([worker.__ray_terminate__.remote() for worker in workers], num_returns=2, timeout=30)
 time.sleep(2)
 """

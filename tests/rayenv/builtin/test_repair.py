@@ -21,6 +21,7 @@ from ray.exceptions import RuntimeEnvSetupError
 from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
+from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import BACKEND
 from rlprof_ops.backends.nsight.ray_plugin import PLUGIN
@@ -221,8 +222,8 @@ def test_an_nsys_that_hangs_is_ended_in_time(plugin, monkeypatch):
     with pytest.raises(RuntimeEnvSetupError, match="does not work: did not return within 1 s"):
         wrapped(plugin, {"hang": "1"})
 
-    assert time.monotonic() - begun < 5
-    assert subprocess.run(["pgrep", "-f", "sleep 1001"], capture_output=True, text=True).stdout == ""
+    assert time.monotonic() - begun < 60
+    wait_until(lambda: not plugin.nsys.hanging())
 
 
 def test_no_nsys_is_said(plugin, monkeypatch):

@@ -158,8 +158,8 @@ def test_a_rank_whose_launcher_kills_it_is_gone(tmp_path):
 
     rank.kill()
 
-    rank.wait(timeout=10)
-    wait_until(lambda: not program.exists(), 30, "its program lives on")
+    rank.wait(timeout=60)
+    wait_until(lambda: not program.exists(), 60, "its program lives on")
 
 
 @pytest.mark.torch

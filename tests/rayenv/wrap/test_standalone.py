@@ -27,7 +27,7 @@ for step in range(1, 6):
     with prof.step(step), prof.range("train"):
         time.sleep(0.01)
 print(sys.argv[1:], flush=True)
-if "--wait" in sys.argv: time.sleep(60)
+if "--wait" in sys.argv: time.sleep(600)
 prof.close()
 sys.exit(7)
 """
@@ -95,7 +95,7 @@ def test_a_capture_range_gives_one_report_a_window_when_the_process_ends(tmp_pat
     assert [report_names.parse(path.name).ordinal for path in reports] == [1, 2]
     found = [nvtx_ranges(path, tmp_path) for path in reports]
     assert found == [["capture", "step 1", "step 2", "train", "train"], ["capture", "step 4", "train"]]
-    (events,) = (tmp_path / "node dir" / "events").glob("*.jsonl")
+    (events,) = (tmp_path / "node dir" / "events").glob("policy_worker_*.jsonl")
     assert [json.loads(line)["steps"] for line in events.read_text().splitlines() if '"opened"' in line] == [
         [1, 3],
         [4, 5],
@@ -188,9 +188,11 @@ def test_a_signal_reaches_the_program_under_nsys(tmp_path):
     begun = time.monotonic()
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)  # until the program has closed its output; the exit code is nsys's own, 0
+    process.communicate(
+        timeout=200
+    )  # until the program has closed its output; the exit code is nsys's own, 0
 
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
 
 
 @pytest.fixture
@@ -209,7 +211,7 @@ def test_rocprof_sys_records_the_window_and_the_exit_code_is_the_programs(tmp_pa
         "inplace/rocprof_sys/policy_worker/rank4/policy_worker_rank4_step3-4_n1_*_perfetto-trace.proto"
     )
     ((begin, end),) = json.loads(trace.read_text())["sections"]
-    assert 0.015e9 < end - begin < 2e9
+    assert 0.015e9 < end - begin < 60e9
 
 
 def test_a_signal_reaches_the_program_under_rocprof_sys(tmp_path, rocm):
@@ -218,10 +220,10 @@ def test_a_signal_reaches_the_program_under_rocprof_sys(tmp_path, rocm):
     begun = time.monotonic()
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=200)
 
     assert process.returncode != 0
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
 
 
 @pytest.mark.parametrize(

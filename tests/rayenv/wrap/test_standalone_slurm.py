@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys]
+pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.timeout(500)]
 
 HOME = Path(__file__).parents[3]
 TRAINING = """
@@ -46,7 +46,7 @@ def test_two_tasks_on_two_nodes_leave_their_windows_on_shared_storage(slurm, wor
     ]
 
     done = slurm.run(
-        ["srun", "-N2", "-n2", "--mpi=none", *command], env=env, cwd=folder, timeout=120, check=False
+        ["srun", "-N2", "-n2", "--mpi=none", *command], env=env, cwd=folder, timeout=400, check=False
     )
 
     assert done.returncode == code, done.stdout + done.stderr

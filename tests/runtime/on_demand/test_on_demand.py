@@ -75,7 +75,7 @@ def test_seconds_begin_at_once_and_are_named_by_the_steps_they_saw(running, even
     watcher.leave(tmp_path / "node/control", demand(next_steps=None, seconds=0.2))
 
     step = 1
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not events("closed") and time.monotonic() < deadline:
         step += 1
         with running.step(step), running.range("train"):
@@ -86,7 +86,7 @@ def test_seconds_begin_at_once_and_are_named_by_the_steps_they_saw(running, even
     first, stop = closed["steps"]
     assert 1 <= first < stop <= step + 1 and closed["seen"] == list(range(first, stop))
     assert f"_step{first}-{stop - 1}_n1_" in closed["report"] and opened["asked_by"] == "d1"
-    assert 0.2e9 < closed["t_ns"] - opened["t_ns"] < 5e9
+    assert 0.2e9 < closed["t_ns"] - opened["t_ns"] < 30e9
 
 
 @pytest.mark.torch
@@ -191,22 +191,32 @@ def test_a_number_that_no_capture_can_have_is_no_request(field, number):
 @pytest.mark.parametrize("text", ["[" * 60_000, '{"a":' * 10_000, "\x00", "", "[]", "null", '{"id": {}}'])
 def test_what_is_no_request_does_not_end_the_heads_watch(tmp_path, monkeypatch, text):
     monkeypatch.setattr(capture_relay, "LOOK_S", 0.05)
-    told = []
+    told, looks = [], []
+    new_requests = watcher.new_requests
+
+    def look(*where):
+        found = new_requests(*where)
+        looks.append(where)
+        return found
+
+    monkeypatch.setattr(watcher, "new_requests", look)
 
     async def tell(asked):
         told.append(asked)
 
+    async def looked(watching):
+        """Twice: the first look may have begun before."""
+        until = len(looks) + 2
+        await asyncio.to_thread(wait_until, lambda: len(looks) >= until or watching.done())
+
     async def scene():
         watching = asyncio.create_task(capture_relay.watch(tmp_path, tell))
-        await asyncio.sleep(0.2)
+        await looked(watching)
         (tmp_path / "control").mkdir()
         (tmp_path / "control/bad.json").write_text(text)
-        await asyncio.sleep(0.3)
+        await looked(watching)
         watcher.leave(tmp_path / "control", demand())
-        for _ in range(200):
-            if told:
-                break
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, lambda: told or watching.done())
         watching.cancel()
 
     asyncio.run(scene())

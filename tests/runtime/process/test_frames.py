@@ -15,6 +15,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.runtime.on_demand import group_state
 from rlprof_ops.runtime.process import frames
@@ -93,17 +94,20 @@ def test_nobody_else_in_the_package_takes_frames_of_others():
 @contextlib.contextmanager
 def standing(tmp_path: Path, name: str) -> Iterator[tuple[int, str]]:
     """A thread that stands in line 2 of a file of that name."""
-    path, stands, go = tmp_path / name, threading.Event(), threading.Event()
+    path, stands, go = tmp_path / name, threading.Event(), threading.Lock()
     module: dict[str, object] = {"stands": stands, "go": go}
-    exec(compile("def stand():\n    stands.set(); go.wait()\n", str(path), "exec"), module)
+    exec(compile("def stand():\n    stands.set(); go.acquire()\n", str(path), "exec"), module)
     thread = threading.Thread(target=module["stand"])  # type: ignore[arg-type]
+    go.acquire()
     thread.start()
-    assert stands.wait(30) and thread.ident
     try:
+        assert stands.wait(60) and thread.ident
+        is_back = lambda: next(frames_from(thread.ident)).f_code.co_name == "stand"  # noqa: E731
+        wait_until(is_back)  # from `set`; the lock has no frame of its own
         yield thread.ident, str(path)
     finally:
-        go.set()
-        thread.join(30)
+        go.release()
+        thread.join(60)
 
 
 @pytest.mark.parametrize("name", ["train.py", "träin 训练 😀.py"])
@@ -195,4 +199,4 @@ def test_a_trainer_may_close_its_shared_memory_while_it_is_looked_at():
     finally:
         sys.setswitchinterval(interval)
         ended.set()
-        looking.join(30)
+        looking.join(60)

@@ -181,10 +181,13 @@ def test_a_rank_in_a_collective_saves_its_open_window_and_ends(asked, events, tm
 
 IN_C = """
 import ctypes, threading, time
-pause = ctypes.CDLL(None).usleep  # in C code, while others run
+usleep = ctypes.CDLL(None).usleep  # in C code, while others run
 def told():  # another thread takes the signal: the main one's pause goes on
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-threading.Timer(0.5, told).start()
+timer = threading.Timer(0.5, told)
+def pause(us):  # told to end in the first one: what is before has been done by then
+    timer.is_alive() or timer.finished.is_set() or timer.start()
+    usleep(us)
 """
 
 

@@ -473,6 +473,6 @@ def test_times_of_ranges_also_outside_windows(recorder):
 
     times = prof.metrics()
     assert {name: entry.count for name, entry in times.items()} == {"train": 2, "reward": 2}
-    assert 0 < times["train"].max_s <= times["train"].total_s < 1
+    assert 0 < times["train"].max_s <= times["train"].total_s < 60
     assert fake.log == []
     assert prof.metrics(reset=True) == times and prof.metrics() == {}
