@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rlprof_ops import env_names
 from tests import needs, tiers
@@ -14,6 +15,16 @@ from tests.sandbox.fixtures import slurm, slurm_sandbox
 from tests.workers import plugin as workers
 
 __all__ = ["need", "slurm", "slurm_sandbox"]
+
+# The machines that run this are shared: nothing may depend on how long an example takes. The whole CI
+# takes the same examples each time.
+settings.register_profile(
+    "rlprof",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="RLPROF_TESTS_REQUIRE" in os.environ,
+)
+settings.load_profile("rlprof")
 
 
 @pytest.fixture(autouse=True)

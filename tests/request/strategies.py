@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from rlprof_ops.backends import builtin
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 
-# No deadline: the machines that run this are shared. RLPROF_EXAMPLES=2000 digs; the whole CI takes the same
-# examples each time.
+# RLPROF_EXAMPLES=2000 digs.
 settings.register_profile(
-    "rlprof",
-    max_examples=int(os.environ.get("RLPROF_EXAMPLES", "40")),
-    deadline=None,
-    derandomize="RLPROF_TESTS_REQUIRE" in os.environ,
+    "requests", settings.get_profile("rlprof"), max_examples=int(os.environ.get("RLPROF_EXAMPLES", "40"))
 )
-settings.load_profile("rlprof")
+settings.load_profile("requests")
 
 WORKERS = ("policy_worker", "generation_worker", "ref_worker", "reward_worker", "env_worker")
 
