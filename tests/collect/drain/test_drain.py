@@ -181,23 +181,27 @@ def test_a_worker_that_is_leaving_by_itself_may_give_nsys_what_it_holds(nsys, no
 def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start, tmp_path, monkeypatch):
     """Also by who was started on storage that hangs, and once an `nsys stop` has hung."""
     need("fuse")
-    session = f"rlprof-{JOB}-w"
-    launch = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx"]
     output = str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep")
-    argv = ["nsys", "start", f"--session={session}", "-o", output, "-s", "none", "--cpuctxsw=none"]
 
     def opened():
         env = {**os.environ, "TMPDIR": str(node / "tmp")}
-        subprocess.run(argv, env=env, capture_output=True, timeout=30)
+        argv = ["nsys", "start", f"--session={session}", "-o", output, "-s", "none", "--cpuctxsw=none"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        said.append(done.stdout + done.stderr)
         return drain_steps.collecting(node, JOB)
 
-    # nsys 2023.4 now and then hangs on a busy machine before it has begun the program.
-    for seconds in (20, 20, 60):
+    # nsys 2023.4 now and then hangs on a busy machine before it has begun the program; a session that is left
+    # keeps its name.
+    said = []
+    for attempt, seconds in enumerate((30, 60, 60)):
+        session = f"rlprof-{JOB}-w{attempt}"
+        launch = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx"]
         worker = start([*launch, sys.executable, "-c", TRAINER, "", "30"])
         if poll(opened, seconds, pause_s=0.3):
             break
         processes.end(processes.of_job(JOB, node), grace_s=1)
-    assert drain_steps.collecting(node, JOB) == {session: str(node / "tmp")}
+        said.append(f"of {worker.args}: {worker.poll()}")
+    assert drain_steps.collecting(node, JOB) == {session: str(node / "tmp")}, said[-5:]
     assert drain_steps.collecting(node, "other") == {}
     lines_until(worker, b"done")
 
