@@ -274,7 +274,9 @@ PEM = (
 )
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings(  # its own, not those of what an earlier test of this process has left
+    "error", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @given(
     st.lists(
         st.sampled_from(
