@@ -244,12 +244,15 @@ STEPS = {
 def test_the_step_of_the_supervisors_is_the_same(tmp_path, monkeypatch, listed, step):
     squeue = tmp_path / "squeue"
     squeue.write_text(
-        f'#!/bin/bash\nprintf "%s\\n" "$*" >> {tmp_path}/asked\nprintf %s {shlex.quote(listed)}\n'
+        f'#!/bin/bash\nprintf "%s\\n" "$* ${{!SQUEUE_@}}" >> {tmp_path}/asked\n'
+        f"printf %s {shlex.quote(listed)}\n"
     )
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     env = {
         "PATH": os.environ["PATH"],
+        "SQUEUE_STATES": "PENDING",
         "SLURM_JOB_ID": "19",
         "SLURM_ARRAY_JOB_ID": "17",
         "SLURM_ARRAY_TASK_ID": "2",
@@ -260,7 +263,7 @@ def test_the_step_of_the_supervisors_is_the_same(tmp_path, monkeypatch, listed, 
     )
     assert done.stdout == client.first_step("17_2") == step
     bash, python = (tmp_path / "asked").read_text().splitlines()
-    assert bash == python and "--jobs=17_2" in bash
+    assert bash == python and "--jobs=17_2" in bash and "SQUEUE_" not in bash, "its user's filters hide steps"
 
 
 def test_a_harvest_is_told_alike_when_it_is_ended(tmp_path):

@@ -69,9 +69,8 @@ def test_an_order_to_end_within_600_ms_of_a_supervisors_death(start, seed: int):
 
 @pytest.mark.timeout(300)
 def test_an_order_that_reaches_rays_head_before_its_supervisor_is_no_loss_of_a_node(start):
-    for _ in range(
-        3
-    ):  # the order comes within the second in which it is waited for, unless the machine is busy
+    # The order comes within the second in which it is waited for, unless the machine is busy.
+    for _ in range(3):
         node = start(5)
         node.wait_for("trained")
         [head] = [each for each in node.left() if "ray_stand_in.py" in " ".join(each.argv)]

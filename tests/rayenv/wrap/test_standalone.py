@@ -188,9 +188,8 @@ def test_a_signal_reaches_the_program_under_nsys(tmp_path):
     begun = time.monotonic()
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(
-        timeout=200
-    )  # until the program has closed its output; the exit code is nsys's own, 0
+    # Until the program has closed its output; the exit code is nsys's own, 0.
+    process.communicate(timeout=200)
 
     assert time.monotonic() - begun < 120
 
