@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,16 @@ def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
     )
     monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
     counts = {"n1": (0, 0, 0), "n2": (0, 0, 0)}
+    reads: Counter[str] = Counter()
+
+    def read(name: str) -> tuple[int, int, int]:
+        reads[name] += 1
+        return counts[name]
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not is_so() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     async def scene() -> None:
         cluster = Cluster(tmp_path, 0)
@@ -181,16 +193,14 @@ def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
         await cluster.start()
         for name, folder in cluster.folders.items():
             monkeypatch.setenv("RLPROF_NODE_DIR", str(folder))
-            request_count.tell(functools.partial(counts.__getitem__, name))
-            await asyncio.sleep(0.3)
+            request_count.tell(functools.partial(read, name))
+            await until(lambda name=name: reads[name] > 1)  # what it read first has been told
 
         async def heard(*names: str) -> None:
             """What both nodes have heard of since, and in a while after it in which more would come."""
-            until = time.monotonic() + 20
-            while time.monotonic() < until and any(
-                len(windows.phases) < len(names) for windows in cluster.windows.values()
-            ):
-                await asyncio.sleep(0.05)
+            await until(
+                lambda: all(len(windows.phases) >= len(names) for windows in cluster.windows.values())
+            )
             await asyncio.sleep(0.5)
             for windows, folder in zip(cluster.windows.values(), cluster.folders.values(), strict=True):
                 assert [name for _, name in windows.phases] == list(names)
@@ -199,7 +209,12 @@ def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
 
         lead = step_clock.lead(str(cluster.folders["n2"]), request)
         assert lead is not None
-        lead.begin(1)
+
+        async def begin(step: int) -> None:
+            lead.begin(step)
+            await until(lambda: all(step in windows.begun for windows in cluster.windows.values()))
+
+        await begin(1)
         counts["n1"] = (8, 3, 19)
         await heard()
         counts["n2"] = (4, 2, 10)  # 5 of 12
@@ -209,7 +224,7 @@ def test_every_node_hears_when_the_requests_of_all_engines_have_got_so_far(
         counts["n1"], counts["n2"] = (8, 8, 0), (4, 4, 40)
         await heard("token 30")
         lead.end(1)
-        lead.begin(2)
+        await begin(2)
         counts["n1"] = (10, 10, 1)  # 2 of at least 12
         await heard()
         counts["n1"], counts["n2"] = (16, 14, 1), (8, 4, 1)
