@@ -6,9 +6,9 @@ SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh
 	python/rlprof_ops/backends/nsight/*.sh)
 SCANNER := $(wildcard python/rlprof_ops/analyze/readers/scan/*.[ch])
 PYTEST_ARGS ?=
-# One worker takes what runs in a Slurm sandbox, the other what needs one core alone; then real trainers and Ray.
-# 1: no workers.
-RLPROF_TESTS_JOBS ?= 2
+# One worker takes what runs in a Slurm sandbox, one what uses the machine itself, one what needs a core alone, and
+# then real trainers: half of the time one waits for a job. 1: no workers.
+RLPROF_TESTS_JOBS ?= 3
 WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))
 
 .PHONY: demo test test-all test-faults test-gpu bench lint machine docs screenshot clean help

@@ -1,4 +1,4 @@
-"""pytest with several workers (`-n 2`, as `make test` does): how tests are dealt out, a line for each that
+"""pytest with several workers (`-n 3`, as `make test` does): how tests are dealt out, a line for each that
 ends, and what the workers know of missing parts. Without `-n` nothing of it is there.
 """
 

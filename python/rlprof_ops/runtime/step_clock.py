@@ -115,10 +115,13 @@ class SupervisorLink:
                 return None
             self._rest += chunk
 
-    def _break(self, error: OSError) -> None:
+    def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
+
+    def _break(self, error: OSError) -> None:
+        self.close()
         log_once(f"the node's supervisor does not hear the steps: {error.strerror or error}", key="no link")
 
 
@@ -202,8 +205,9 @@ def _granted(message: Mapping[str, object], key: str, value: object) -> bool:
         link = SupervisorLink(os.environ[env_names.NODE_DIR])
     except (OSError, KeyError):
         return False
-    link.send(message)
-    return link.wait(key, value, open_wait_s()) is not None
+    with contextlib.closing(link):
+        link.send(message)
+        return link.wait(key, value, open_wait_s()) is not None
 
 
 def current_step() -> int:
