@@ -38,15 +38,22 @@ def node(tmp_path: Path, **knobs: str) -> Node:
     return node_of(place_of(tmp_path, "n0", "n1", number=1), **knobs)
 
 
-def start(one: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
+def start(
+    one: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    comes_up_at: int,
+    program: str = RAY,
+    seconds: float = 120,
+) -> str:
     """Start the stand-in and give back what it was told, one x a try."""
     tries = tmp_path / "tries"
-    argv = [sys.executable, "-c", RAY, str(tries), str(comes_up_at)]
+    argv = [sys.executable, "-c", program, str(tries), str(comes_up_at)]
     monkeypatch.setattr(node_ray, "start_argv", lambda *_: argv)
 
     async def scene() -> None:
         try:
-            await one.ray.find_or_start(asyncio.get_running_loop().time() + 120)
+            await one.ray.find_or_start(asyncio.get_running_loop().time() + seconds)
         finally:
             await one.ray.stop()
 
@@ -60,6 +67,13 @@ def start(one: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_a
 def test_it_tries_again(tmp_path, monkeypatch, capsys):
     assert start(node(tmp_path), monkeypatch, tmp_path, comes_up_at=3) == "xxx"
     assert "node n1: trying again, 1 more" in capsys.readouterr().err
+
+
+def test_a_start_that_hangs_leaves_time_for_another(tmp_path, monkeypatch, capsys):
+    hangs = RAY.replace("sys.exit(", "time.sleep(600), (")
+    told = start(node(tmp_path), monkeypatch, tmp_path, comes_up_at=2, program=hangs, seconds=20)
+    assert told in ("xx", "xxx")  # a busy machine may take the second try to begin
+    assert "node n1: `ray start` did not come up in time" in capsys.readouterr().err
 
 
 def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):

@@ -67,9 +67,10 @@ class NodeRay:
                 ports.check_free(port_knobs(self._settings, self._place.is_head), node)
             for left in reversed(range(self._settings.number("RLPROF_RAY_START_TRIES"))):
                 ray, before = before or self._start(await self._command()), None
-                with contextlib.suppress(asyncio.TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError):  # one that hangs leaves time to the next
                     await asyncio.wait_for(
-                        ray.settled.wait(), max(0.0, deadline - asyncio.get_running_loop().time())
+                        ray.settled.wait(),
+                        max(0.0, deadline - asyncio.get_running_loop().time()) / (2 if left else 1),
                     )
                 if ray.up.is_set():
                     self._save(ray, up=True)
