@@ -100,6 +100,7 @@ def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):
         assert syncs[0] >= 149 and tails[0] >= 299, lengths
 
 
+@pytest.mark.whole
 def test_a_failing_step_ends_with_the_asked_code():
     result = run_demo("--steps", "3", "--fail-at-step", "2", "--exit-code", "9", "--overlap-sync")
 

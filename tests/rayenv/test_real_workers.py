@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 from rlprof_ops import rayenv
 from rlprof_ops.request import request_from_dict
 
-pytestmark = [pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.whole, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(700)]
 
 # All that a shell means something by, in one value of an option. Of a backslash nsys itself wants two.
 HOSTILE = "a b|c; $(touch pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} * é"

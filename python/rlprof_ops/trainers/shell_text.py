@@ -42,8 +42,7 @@ def read_script(text: str, name: str) -> Script:
     """Read a script, a command line or assignments.
 
     `$NAME` and `${NAME:-default}` are replaced where the script itself sets NAME; what only the shell
-    knows stays as
-    it is written.
+    knows stays as it is written.
 
     Raises:
         RequestError: a quote is not closed.

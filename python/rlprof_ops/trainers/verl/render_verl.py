@@ -37,7 +37,7 @@ def renderer(scheme: Scheme, note: str = "") -> Callable[[ProfileRequest, str], 
                 else old_settings(request, chosen, remarks)
             )
         others = ", ".join(name for name in SCHEMES if name != scheme.name)
-        remarks.note(note or f"read by {scheme.releases}; other versions: --framework {others}")
+        remarks.note(note or f"read by {scheme.releases}; other versions: {others}")
         text = hydra.to_hydra(settings) if fmt == "hydra" else hydra.to_yaml(settings)
         what = "overrides" if fmt == "hydra" else "configuration"
         return remarks.rendered(f"verl {what} ({scheme.releases})", text)
