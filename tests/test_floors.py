@@ -46,7 +46,7 @@ BUDGET = {
     "runtime": 3946,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (176)
     "rayenv": 899,  # 900; a patched Ray, rlprof wrap, env (14), reports without secrets (101), notes (5)
     "collect": 3830,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64), storage (2)
-    "supervisor": 3935,  # 2,200; steps from output (240), Ray in a hang (70), full disks, limits moved (9)
+    "supervisor": 3938,  # 2,200; steps from output (240), Ray in a hang (70), full disks, limits moved (9)
     "recorder": 2876,  # 1,500; what stands, links, XIDs, full disks, windows left (64), words (9)
     "submit": 542,  # submit, operate, commands: 2,600; what a requeued job still takes (55), secrets (17)
     "operate": 1861,  # and the rank that failed first (48), tables, findings as spans, killed runs (7)

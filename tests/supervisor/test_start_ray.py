@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import shutil
 import sys
@@ -73,7 +74,8 @@ def test_a_start_that_hangs_leaves_time_for_another(tmp_path, monkeypatch, capsy
     hangs = RAY.replace("sys.exit(", "time.sleep(600), (")
     told = start(node(tmp_path), monkeypatch, tmp_path, comes_up_at=2, program=hangs, seconds=20)
     assert told in ("xx", "xxx")  # a busy machine may take the second try to begin
-    assert "node n1: `ray start` did not come up in time" in capsys.readouterr().err
+    late = r"node n1: `ray start` did not come up in (9|10) s \(RLPROF_READY_SECONDS\)"
+    assert re.search(late, capsys.readouterr().err)
 
 
 def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):

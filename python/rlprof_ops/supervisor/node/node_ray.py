@@ -27,6 +27,7 @@ from rlprof_ops.supervisor.node.ray_process import (
     stripped,
     without_blanks,
 )
+from rlprof_ops.words import limit
 
 _STOP_SECONDS = 10.0
 _PATCH_SECONDS = 150.0  # other nodes with the same installation may hold its lock
@@ -67,17 +68,17 @@ class NodeRay:
                 ports.check_free(port_knobs(self._settings, self._place.is_head), node)
             for left in reversed(range(self._settings.number("RLPROF_RAY_START_TRIES"))):
                 ray, before = before or self._start(await self._command()), None
-                with contextlib.suppress(asyncio.TimeoutError):  # one that hangs leaves time to the next
-                    await asyncio.wait_for(
-                        ray.settled.wait(),
-                        max(0.0, deadline - asyncio.get_running_loop().time()) / (2 if left else 1),
-                    )
+                # One that hangs leaves time to the next.
+                seconds = max(0.0, deadline - asyncio.get_running_loop().time()) / (2 if left else 1)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ray.settled.wait(), seconds)
                 if ray.up.is_set():
                     self._save(ray, up=True)
                     return ray
                 if problem := await self.plugin_problem():
                     raise RlprofError(problem)
-                what = "ended" if ray.gone.is_set() else "did not come up in time"
+                late = f"did not come up in {limit(round(seconds))} (RLPROF_READY_SECONDS)"
+                what = "ended" if ray.gone.is_set() else late
                 words = f"node {node}: `ray start` {what}; its last words:\n{ray.tail()}"
                 if not left or asyncio.get_running_loop().time() > deadline:
                     raise RlprofError(words)
