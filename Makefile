@@ -63,12 +63,19 @@ bench: $(VENV)/.test  ## The measured comparisons of tests/bench, both sides in 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); env/setup_test_machine.sh python && $(PYTHON) -m venv $(VENV); }
 
+# pip compiles with one core, one file after the other; bytecode is there before anything imports it, since images
+# of containers often have PYTHONDONTWRITEBYTECODE.
+INSTALL = $(BIN)/pip install --quiet --no-compile --constraint env/constraints.txt --editable
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+
 $(VENV)/.demo: pyproject.toml setup.py $(SCANNER) env/constraints.txt | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[ray,torch,analyze]'
+	$(INSTALL) '.[ray,torch,analyze]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml setup.py $(SCANNER) env/constraints.txt | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[all,test]'
+	$(INSTALL) '.[all,test]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.demo
 
 clean:  ## Remove what this Makefile made

@@ -2,7 +2,8 @@
 
 - `quick`, `make test`: every unit, one job on the sandbox, one real trainer (TRL), one page in Chromium.
 - `all`, CI and pytest by itself: what is not `long`; real trainers where RLPROF_TESTS_REQUIRE asks for them.
-- `long`, `make test-all`: everything, which takes hours.
+- `long`, `make test-all`: everything, which takes hours. Its own show in a second way what CI shows in one:
+  another trainer's job of the same kind, another end of the same chain, what stock Ray does without us.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ FOR_A_PERSON = re.compile(r"<[^>]*>")  # a value that only who runs it knows
 # What a test of its own runs, what needs inputs from outside, and what takes a job, a cluster or a trainer.
 ELSEWHERE = {"analyze", "metadata", "off", "recorder.pairs", "recorder.turns", "scale", "torch_fr"}
 WHOLE_MACHINE = {"slurm", "ray", "nsys"}
+SLOW = {"diff", "hang", "sync"}  # ten seconds and more of a core
 
 
 def load(name: str) -> ModuleType:
@@ -41,7 +42,13 @@ def test_a_benchmark_says_what_it_measures_and_its_short_form_has_its_own_option
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", sorted(set(harness.names()) - ELSEWHERE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in SLOW else name
+        for name in sorted(set(harness.names()) - ELSEWHERE)
+    ],
+)
 def test_the_short_form_works(name: str, tmp_path: Path) -> None:
     needs = set(getattr(load(name), "NEEDS", ()))
     if needs & WHOLE_MACHINE:

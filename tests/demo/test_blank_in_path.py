@@ -21,7 +21,7 @@ from tests.needs import need
 
 from rlprof_ops.job.knobs import import_path
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.whole, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import sys

@@ -28,16 +28,18 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("code", [0, 5])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.long), 5])
 def test_a_program_runs_in_a_ray_of_its_own_and_its_window_comes_home(tmp_path: Path, code: int):
     """With a site that lets other jobs harvest, which nobody would submit here."""
     pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "site.env").write_text("RLPROF_HARVEST_JOB=1\n")
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "site.env").write_text("RLPROF_HARVEST_JOB=1\n")
     env = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "RLPROF"))}
     env |= {
         "PYTHONPATH": import_path(),
-        "RLPROF_SITE_ENV": str(tmp_path / "site.env"),
+        "RLPROF_SITE_ENV": str(folder / "site.env"),
         "RLPROF_REPORT_SECONDS": "0",
         "RLPROF_RECORD": "0",
         "GPUS_PER_NODE": "0",
@@ -45,7 +47,7 @@ def test_a_program_runs_in_a_ray_of_its_own_and_its_window_comes_home(tmp_path: 
     asked = ["--backend", "torch", "--steps", "2", "--workers", "controller", "--output-dir", "traces"]
     done = subprocess.run(
         [sys.executable, "-m", "rlprof_ops", "run", *asked, "--", sys.executable, "train.py", str(code)],
-        cwd=tmp_path,
+        cwd=folder,
         env=env,
         capture_output=True,
         text=True,
@@ -53,9 +55,7 @@ def test_a_program_runs_in_a_ray_of_its_own_and_its_window_comes_home(tmp_path: 
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "cluster of 1" in done.stdout
-    [run] = tmp_path.glob("local-*-logs")
+    [run] = folder.glob("local-*-logs")
     assert f"run folder: {run}" in done.stdout and (run / "manifest.json").exists()
     [report] = run.glob("profiles/torch/driver/rank0/driver_rank0_step2-2_*.pt.trace.json.gz")
-    assert (tmp_path / "traces" / report.name).exists(), (
-        "the controller's traces are at the top of the folder"
-    )
+    assert (folder / "traces" / report.name).exists(), "the controller's traces are at the top of the folder"

@@ -102,7 +102,14 @@ FIRST = {
 @pytest.mark.ray
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", [*FIRST, "raises in an actor"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raises",
+        *(pytest.param(how, marks=pytest.mark.long) for how in FIRST if how != "raises"),
+        "raises in an actor",
+    ],
+)
 def test_the_rank_that_failed_first_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -67,6 +67,7 @@ def trainer(tmp_path):
     return script
 
 
+@pytest.mark.long
 def test_stock_ray_never_starts_it_where_there_is_no_python_command(trainer, tmp_path):
     path = os.pathsep.join(
         d for d in ("/usr/local/bin", "/usr/bin", "/bin") if not os.path.exists(f"{d}/python")
@@ -109,6 +110,7 @@ print("started", bool(ray.wait([odd.utf8.remote()], timeout=15)[0]), flush=True)
 """
 
 
+@pytest.mark.long
 def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
     """What test_real_workers.py and test_trainer_job.py show to work with us."""
     folder, touched = f"/tmp/rlprof-o{os.getpid()}", tmp_path / "touched"

@@ -60,7 +60,10 @@ def test_our_folders_stand_before_what_is_given(given: str, node: str, expected:
 @pytest.mark.nsys
 @pytest.mark.whole
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("where", [pytest.param("init", marks=pytest.mark.long), "actor", "submit"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param("init", marks=pytest.mark.long), "actor", pytest.param("submit", marks=pytest.mark.long)],
+)
 def test_workers_are_captured(where: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

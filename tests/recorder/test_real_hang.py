@@ -140,7 +140,7 @@ def test_a_job_that_hangs_can_end_with_all_at_home(tmp_path: Path, monkeypatch: 
     assert re.search(r"exit code +75\n", status) and "Rank 1" in status, status
 
 
-@pytest.mark.parametrize("asks", ["recorder", "person"])
+@pytest.mark.parametrize("asks", ["recorder", pytest.param("person", marks=pytest.mark.long)])
 def test_the_rank_that_a_job_waits_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:

@@ -112,6 +112,7 @@ def test_rlprof_stop_drains_it(slurm):
     assert found["captures"]["memory/policy_worker/rank0/step4-5"] != "ok"
 
 
+@pytest.mark.long
 def test_a_command_that_fails(slurm):
     """And whose manifest is another job's, for which `wait_for` waits."""
     settings = {"RLPROF_HARVEST_JOB": "1"}
@@ -124,6 +125,7 @@ def test_a_command_that_fails(slurm):
     assert (state.state, state.exit_code) == ("FAILED", 7), say(job.folder)
 
 
+@pytest.mark.long
 def test_nodes_whose_supervisors_and_keepers_were_killed_are_brought_home(slurm):
     """On both nodes, with a window that had ended and no sync that had seen it."""
     job = Submitted(slurm, slurm.shared / "killed", nodes=2, settings={"RAY_LOG_SYNC_FREQUENCY": "600"},

@@ -153,6 +153,7 @@ def its_own_amd(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
     return LocalJob.take("rlinf", folder, 4, RUN_S, overrides, {"TOY_ENDS_IN_ORDER": "actor"}, PATH=path)
 
 
+@pytest.mark.long
 def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_own_amd: LocalJob):
     """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker.
     The tool writes when a worker ends in order: the actor's is asked to, the other one is Ray's, which ends

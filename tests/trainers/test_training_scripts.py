@@ -117,7 +117,9 @@ def compared(told: Took, own: Took) -> None:
     agree({key: (told[key], seconds) for key, seconds in own.items()})
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize(
+    "package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.long)]
+)
 def test_steps_and_phases_of_lightning_are_its_own_profilers(package: str, tmp_path: Path) -> None:
     ours = both(LIGHTNING, "automatic", tmp_path, LIGHTNING=package)
     told, own = ours.took(), lightnings(ours.output)
@@ -181,6 +183,7 @@ def test_each_rank_of_lightnings_own_launcher_has_its_window(tmp_path: Path) -> 
 NSIGHT = {"RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
 
 
+@pytest.mark.long
 @pytest.mark.nsys
 def test_each_rank_of_lightnings_own_launcher_has_a_session_of_its_own(tmp_path: Path) -> None:
     """The first rank is under nsys when it starts the second one: each report is of its own process alone."""

@@ -22,7 +22,7 @@ STEPS = {"trl": 4, "verl": 3, "rlinf": 3, "nemo_rl": 3, "skyrl": 3}
 
 
 # Their runs with us are in CI; by themselves they show no more than that the environment is whole.
-LONG = ("verl", "nemo_rl")
+LONG = ("verl", "nemo_rl", "rlinf", "skyrl")
 
 
 @pytest.mark.parametrize(

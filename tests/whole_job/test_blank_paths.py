@@ -45,7 +45,7 @@ def tools(slurm: Sandbox) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["ray.sub", "rlprof submit"])
+@pytest.mark.parametrize("how", ["ray.sub", pytest.param("rlprof submit", marks=pytest.mark.long)])
 def test_every_window_comes_home(slurm: Sandbox, tools: Path, how: str) -> None:
     venv, checkout, request = tools / "an environment", tools / "a checkout", tools / "profile.yaml"
     folder = slurm.shared / "my project"

@@ -126,7 +126,7 @@ def nodes_of_eight(seed: int, ranks: int, slower: float) -> tuple[Loop, float]:
     return loop, (loop.length() - even) / loop.steps
 
 
-@pytest.mark.parametrize("ranks", [16, 32, pytest.param(64, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("ranks", [16, 32, pytest.param(64, marks=pytest.mark.long)])
 def test_a_slow_node_is_named_before_its_ranks(ranks: int) -> None:
     """Thirty seeds; of ten quiet runs none names anybody."""
     first, errors = 0, []
