@@ -39,7 +39,7 @@ BUDGET = {
     "job": 978,  # and run.json, exit codes, site (12), node folders (6), Python (36), ids (19), numbers (10)
     "slurm": 319,  # and host's commands, GPUs (4), which step (8), KillWait (5), limits (9), filters (4)
     "redact": 645,  # and secrets in binary reports, new and ended processes (22), lines of any length (14)
-    "request": 1714,  # 1,100; what a GPU refuses, windows inside a step, by output, waiting (48), numbers (8)
+    "request": 1723,  # 1,100; what a GPU refuses, windows in a step, by output, waiting (48), keys twice (9)
     "backends": 3270,  # 1,300; CUDA, doctor, inner workers, captures, exports, endings, forks (45)
     "window": 1062,  # 700; windows inside a step, room on the disk (44), no secrets (33), unsaved (7)
     "trainers": 3885,  # 2,300; who leads, requests of vLLM, SGLang (66), ROLL, attempts (29), Hydra (24)

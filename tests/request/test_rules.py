@@ -407,6 +407,11 @@ ENVIRONMENTS = [
     Rule(
         "own: options not JSON", TWINS | {"RLPROF_OPTIONS": "t=cuda"}, "!RLPROF_OPTIONS: 't=cuda' is not JSON"
     ),
+    Rule(
+        "own: an option twice",
+        TWINS | {"RLPROF_OPTIONS": '{"t": "nvtx", "t": "cuda"}'},
+        "!(key 't' stands twice)",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,8 +101,9 @@ def ranks_text(text: str) -> Any:
 
 def json_object(reader: Reader, name: str, text: str) -> dict[str, Any]:
     """A variable that holds a JSON object; a problem and {} when it does not."""
+    once = None if name.startswith("NRL_") else _each_key_once  # NeMo RL itself takes the last of two
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         reader.problems.append(
             Problem(f'{shown(text)} is not JSON ({error}); write e.g. \'{{"t": "cuda,nvtx"}}\'', name)
@@ -113,6 +115,15 @@ def json_object(reader: Reader, name: str, text: str) -> dict[str, Any]:
         )
         return {}
     return value
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As in a request's YAML: of two values, nobody knows which was meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {twice!r} stands twice")
+    return found
 
 
 def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
