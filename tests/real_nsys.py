@@ -66,9 +66,12 @@ def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]
 
 
 def nvtx_lengths(report: Path, folder: Path) -> list[tuple[str, float | None]]:
-    """The text and the seconds of each NVTX range; of one whose end nsys has not, until the end of all."""
+    """The text and the seconds of each NVTX range; of one whose end nsys has not, until the end of all. nsys
+    exports no table that would be empty, as of a process that was killed before nsys had fetched a range.
+    """
     with closing(sqlite3.connect(export(report, folder))) as database:
-        return database.execute(_QUERY).fetchall()
+        has_any = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchone()
+        return database.execute(_QUERY).fetchall() if has_any else []
 
 
 _NVTX_SUM = """
