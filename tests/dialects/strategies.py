@@ -15,9 +15,10 @@ from rlprof_ops.trainers.verl.schemes import SCHEMES, Scheme
 
 SPELLINGS = {*LONG, *LONG.values(), "preset"}  # a dialect writes one of two names, and presets written out
 names = option_names.filter(lambda n: n not in SPELLINGS)
-# OmegaConf takes what begins with `${` for a reference, or refuses the whole configuration.
-options = st.dictionaries(names, option_values.filter(lambda value: "${" not in value), max_size=3)
-folders = texts.filter(bool).map(lambda t: "/" + t.replace("$", ""))
+# OmegaConf takes what begins with `${` for an interpolation, or refuses the whole configuration.
+references = st.from_regex(r"[a\\]{0,3}\$\{[A:.}\\]{0,4}", fullmatch=True)
+options = st.dictionaries(names, option_values | references, max_size=3)
+folders = (texts.filter(bool) | references).map("/".__add__)
 one_range = windows(may_be_open=False).map(lambda w: Steps((w,)))
 listed = steps(may_be_open=False)
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests import upstream
-from tests.dialects.strategies import EXPRESSIBLE
+from tests.dialects.strategies import EXPRESSIBLE, references
 from tests.request.strategies import requests, texts
 
 from rlprof_ops import trainers
@@ -233,6 +233,19 @@ def test_text_values_survive_hydra(text: str) -> None:
     assert str(getattr(value, "text", value)) == text
     assert hydra.parse_value(hydra.hydra_value(text, top=True)) == text
     assert hydra.parse_value(hydra.hydra_value([text, 1, None])) == [text, 1, None]
+
+
+@given(texts | references | st.text(st.sampled_from("$\\{}:a'\""), max_size=12))
+def test_no_text_is_an_interpolation_to_omegaconf(text: str) -> None:
+    """`${USER}` of a request's folder is no key of the trainer's: read as one, it ends the trainer."""
+    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser", reason="no hydra-core")
+    from omegaconf import OmegaConf
+
+    override = parser.OverridesParser.create().parse_override("key=" + hydra.hydra_value(text, top=True))
+    assert str(OmegaConf.create({"key": override.value()}).key) == text
+    written = hydra.to_yaml([hydra.Setting(("key",), text)])
+    assert OmegaConf.create(written).key == text
+    assert hydra.unescaped(hydra.read_settings(written, "test")) == {"key": text}
 
 
 WORLD_KEYS = (

@@ -16,6 +16,8 @@ from rlprof_ops.trainers.shell_text import looks_like_script, read_script
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*", re.ASCII)
 _KEYWORDS = ("null", "true", "false", "nan", "inf", "yes", "no", "on", "off", "y", "n")
+_REFERENCE = re.compile(r"(\\*)\$\{")
+"""Where OmegaConf reads an interpolation, unless the number of backslashes is odd: then it is text."""
 _OVERRIDE = re.compile(
     r"(?P<mark>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.ASCII | re.DOTALL
 )
@@ -30,6 +32,10 @@ class Setting:
     path: tuple[str, ...]
     value: Any
     new: bool = False
+
+
+class Interpolation(str):
+    """`${…}` that the trainer is meant to compute, where other text is written so that it stays text."""
 
 
 def to_hydra(settings: Iterable[Setting]) -> str:
@@ -64,11 +70,29 @@ def hydra_value(value: Any, top: bool = False) -> str:
         return "[" + ",".join(hydra_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
-    text = str(value)
+    text = _as_text(value if isinstance(value, str) else str(value))
     if _PLAIN.fullmatch(text.replace(":", "") if top else text) and text.lower() not in _KEYWORDS:
         return text
     # Inside quotes only quotes, and backslashes before them or at the end, are escaped.
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
+
+
+def _as_text(value: str) -> str:
+    r"""`${` as OmegaConf takes it for text, `\${`: an interpolation of nothing ends the trainer."""
+    if isinstance(value, Interpolation):
+        return value
+    return _REFERENCE.sub(lambda found: found[1] * 2 + r"\${", value)
+
+
+def unescaped(value: Any) -> Any:
+    """What OmegaConf makes of `_as_text`, in all strings of nested data."""
+    if isinstance(value, Mapping):
+        return {key: unescaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [unescaped(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return _REFERENCE.sub(lambda found: found[1][: len(found[1]) // 2] + "${", value)
 
 
 def to_yaml(settings: Iterable[Setting]) -> str:
@@ -81,9 +105,11 @@ def to_yaml(settings: Iterable[Setting]) -> str:
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _KEYWORDS
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else "'")
+        style = None if plain else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", _as_text(value), style=style)
 
     PlainDumper.add_representer(str, text)
+    PlainDumper.add_representer(Interpolation, text)
     tree: dict[str, Any] = {}
     for setting in settings:
         _put(tree, setting.path, setting.value)
@@ -331,4 +357,4 @@ def dig(tree: Mapping[str, Any], *path: str) -> Any:
 
 def is_interpolation(value: Any) -> bool:
     """`${…}`: a default that the trainer computes; without the whole configuration it counts as not set."""
-    return isinstance(value, str) and "${" in value
+    return isinstance(value, str) and any(len(run[1]) % 2 == 0 for run in _REFERENCE.finditer(value))

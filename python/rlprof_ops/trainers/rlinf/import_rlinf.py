@@ -11,7 +11,7 @@ from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.trainers.dialects import Imported
-from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings
+from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings, unescaped
 from rlprof_ops.trainers.hydra_defaults import merge
 from rlprof_ops.trainers.rlinf.render_rlinf import window_options
 from rlprof_ops.trainers.rlinf.rlinf_names import (
@@ -69,7 +69,7 @@ def import_(text: str, name: str) -> Imported:
             "neither cluster.profiling nor megatron.use_profiler is there: nothing is profiled"
         )
     checked = Reader(origin=name)
-    request: ProfileRequest = read_request(checked, data)
+    request: ProfileRequest = read_request(checked, unescaped(data))
     problems = list(dict.fromkeys(reading.problems + checked.problems))
     if problems:
         raise RequestError(problems)
@@ -241,6 +241,11 @@ def _nsight_options(value: Any, ranges: int | None, reading: ImportNotes) -> dic
         reading.problem("cluster.profiling.options: 'stop-on-range-end' needs a value")
     kept = {}
     for name, item in value.items():
+        if is_interpolation(item):
+            reading.notes.append(
+                f"option {name} {shown(item)} is computed by RLinf, and counts as not set here"
+            )
+            continue
         kept[name] = "" if item is None else item
     if "stop-on-range-end" in kept:
         said = str(kept.pop("stop-on-range-end")).strip()

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlprof_ops import backends
 from rlprof_ops.trainers.dialects import WorkerKind
+from rlprof_ops.trainers.hydra import Interpolation
 
 # Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
 # To Override Worker Groups"; Reward and RewardGroup exist in code only).
@@ -77,7 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 DOCUMENTED_GROUPS = ("Actor", "Rollout", "Env")
 # `megatron.profiler` with the values of its document; RLinf wants every one of them written.
 TORCH_DEFAULTS: dict[str, Any] = {
-    "output_dir": "${runner.output_dir}/${runner.experiment_name}/profiler",
+    "output_dir": Interpolation("${runner.output_dir}/${runner.experiment_name}/profiler"),
     "activities": ["cpu", "cuda"],
     "record_shapes": False,
     "profile_memory": False,

@@ -9,7 +9,7 @@ from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
-from rlprof_ops.trainers.hydra import dig, is_interpolation
+from rlprof_ops.trainers.hydra import dig, is_interpolation, unescaped
 from rlprof_ops.trainers.trainer_file import dig_resolved
 from rlprof_ops.trainers.verl.chosen import WORKER_DEFAULTS
 
@@ -127,7 +127,7 @@ class Reading:
     def request(self, captures: list[dict[str, Any]], output_dir: Any = None) -> ProfileRequest:
         """The checked request; raises RequestError with all problems."""
         checked = Reader({(): self.name}, origin=self.name)
-        request = read_request(checked, {"captures": captures, "output_dir": output_dir})
+        request = read_request(checked, unescaped({"captures": captures, "output_dir": output_dir}))
         problems = self.problems + checked.problems
         if problems:
             raise RequestError(list(dict.fromkeys(problems)))
