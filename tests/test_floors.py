@@ -42,7 +42,7 @@ BUDGET = {
     "request": 1723,  # 1,100; what a GPU refuses, windows in a step, by output, waiting (48), keys twice (9)
     "backends": 3270,  # 1,300; CUDA, doctor, inner workers, captures, exports, endings, forks (45)
     "window": 1062,  # 700; windows inside a step, room on the disk (44), no secrets (33), unsaved (7)
-    "trainers": 3909,  # 2,300; who leads, requests of vLLM, SGLang (66), ROLL, attempts (29), Hydra (48)
+    "trainers": 3911,  # 2,300; who leads, requests of vLLM, SGLang (66), ROLL, attempts (29), Hydra (48)
     "runtime": 3946,  # 2,000; launchers, Ray tasks, groups, what a program gives, images (177), SIGTERM (176)
     "rayenv": 899,  # 900; a patched Ray, rlprof wrap, env (14), reports without secrets (101), notes (5)
     "collect": 3830,  # 2,600; harvests in time (47), two at once (100), asked meanwhile (64), storage (2)

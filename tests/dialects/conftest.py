@@ -1,4 +1,4 @@
-"""OmegaConf reads the trainers' own configurations with libyaml, which takes a fifth of the time."""
+"""OmegaConf reads the trainers' own configurations with libyaml: verl's compose in two thirds of the time."""
 
 from __future__ import annotations
 

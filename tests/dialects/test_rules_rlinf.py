@@ -252,6 +252,17 @@ def test_another_backend_is_chosen_by_an_override() -> None:
         assert read(profiling(backend=backend)).request.captures[0].backend == backend
 
 
+@pytest.mark.parametrize(
+    ("backend", "field", "read_as"),
+    [("nsight", "options", "options"), ("rocprof_sys", "args", "options"), ("rocprof_sys", "env", "env")],
+)
+def test_what_rlinf_computes_is_not_set_and_said(backend: str, field: str, read_as: str) -> None:
+    values = {"A": "${runner.logger.log_path}/x", "B": r"as \${text}"}
+    imported = read(profiling(backend=backend, **{field: values}))
+    assert getattr(imported.request.captures[0], read_as) == {"B": "as ${text}"}
+    assert any(f"cluster.profiling.{field}.A '${{runner." in note for note in imported.notes), imported.notes
+
+
 TOKENS = [
     (f"{DOC}: single-character keys", {"t": "cuda,nvtx"}, (), ["-t", "cuda,nvtx"]),
     (f"{DOC}: multi-character keys", {"backtrace": "fp"}, (), ["--backtrace=fp"]),

@@ -70,18 +70,18 @@ def hydra_value(value: Any, top: bool = False) -> str:
         return "[" + ",".join(hydra_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
-    text = _as_text(value if isinstance(value, str) else str(value))
+    text = _as_text(value)
     if _PLAIN.fullmatch(text.replace(":", "") if top else text) and text.lower() not in _KEYWORDS:
         return text
     # Inside quotes only quotes, and backslashes before them or at the end, are escaped.
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
 
 
-def _as_text(value: str) -> str:
+def _as_text(value: Any) -> str:
     r"""`${` as OmegaConf takes it for text, `\${`: an interpolation of nothing ends the trainer."""
     if isinstance(value, Interpolation):
         return value
-    return _REFERENCE.sub(lambda found: found[1] * 2 + r"\${", value)
+    return _REFERENCE.sub(lambda found: found[1] * 2 + r"\${", str(value))
 
 
 def unescaped(value: Any) -> Any:
@@ -358,3 +358,14 @@ def dig(tree: Mapping[str, Any], *path: str) -> Any:
 def is_interpolation(value: Any) -> bool:
     """`${…}`: a default that the trainer computes; without the whole configuration it counts as not set."""
     return isinstance(value, str) and any(len(run[1]) % 2 == 0 for run in _REFERENCE.finditer(value))
+
+
+def without_computed(
+    settings: Mapping[str, Any], where: str, trainer: str, notes: list[str]
+) -> dict[str, Any]:
+    """Settings that stand there; each that the trainer computes counts as not set, and is noted."""
+    computed = {name: value for name, value in settings.items() if is_interpolation(value)}
+    for name, value in computed.items():
+        note = f"{where}.{name} {shown(value)} is computed by {trainer}, and counts as not set here"
+        notes += [note] if note not in notes else []
+    return {name: value for name, value in settings.items() if name not in computed}

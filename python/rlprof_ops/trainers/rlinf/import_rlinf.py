@@ -11,7 +11,7 @@ from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.trainers.dialects import Imported
-from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings, unescaped
+from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings, unescaped, without_computed
 from rlprof_ops.trainers.hydra_defaults import merge
 from rlprof_ops.trainers.rlinf.render_rlinf import window_options
 from rlprof_ops.trainers.rlinf.rlinf_names import (
@@ -176,7 +176,7 @@ def _capture(
         if value is not None and not isinstance(value, Mapping):
             reading.problem(f"cluster.profiling.{field} must be a mapping, not {shown(value)}")
         elif value:
-            capture[ours] = dict(value)
+            capture[ours] = without_computed(value, f"cluster.profiling.{field}", "RLinf", reading.notes)
     if not groups:
         reading.notes.append("cluster.profiling.worker_groups is empty: no worker is profiled")
         return None
@@ -240,12 +240,7 @@ def _nsight_options(value: Any, ranges: int | None, reading: ImportNotes) -> dic
     if "stop-on-range-end" in value and value["stop-on-range-end"] is None:
         reading.problem("cluster.profiling.options: 'stop-on-range-end' needs a value")
     kept = {}
-    for name, item in value.items():
-        if is_interpolation(item):
-            reading.notes.append(
-                f"option {name} {shown(item)} is computed by RLinf, and counts as not set here"
-            )
-            continue
+    for name, item in without_computed(value, "cluster.profiling.options", "RLinf", reading.notes).items():
         kept[name] = "" if item is None else item
     if "stop-on-range-end" in kept:
         said = str(kept.pop("stop-on-range-end")).strip()

@@ -9,7 +9,7 @@ from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.runtime.process.worker_identity import CONTROLLER
-from rlprof_ops.trainers.hydra import dig, is_interpolation, unescaped
+from rlprof_ops.trainers.hydra import dig, is_interpolation, unescaped, without_computed
 from rlprof_ops.trainers.trainer_file import dig_resolved
 from rlprof_ops.trainers.verl.chosen import WORKER_DEFAULTS
 
@@ -34,12 +34,9 @@ class Reading:
         """A setting; one that the trainer computes (`${…}`) from what does not stand here counts as not
         set.
         """
-        value = dig_resolved(self.tree, *path)
-        if not is_interpolation(value):
-            return value
-        note = f"{'.'.join(path)} {shown(value)} is computed by verl, and counts as not set here"
-        self.notes += [note] if note not in self.notes else []
-        return None
+        *where, last = path
+        there = {last: dig_resolved(self.tree, *path)}
+        return without_computed(there, ".".join(where), "verl", self.notes).get(last)
 
     def truth(self, default: bool, *path: str) -> bool:
         value = self.get(*path)
@@ -88,8 +85,8 @@ class Reading:
             return {}
         return {
             k: v
-            for k, v in value.items()
-            if v is not None and not is_interpolation(v) and WORKER_DEFAULTS.get(k) != v
+            for k, v in without_computed(value, ".".join(path), "verl", self.notes).items()
+            if v is not None and WORKER_DEFAULTS.get(k) != v
         }
 
     def worker_options(self, path: tuple[str, ...], ends: tuple[str | None, ...]) -> dict[str, Any]:
