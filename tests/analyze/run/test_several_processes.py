@@ -178,7 +178,9 @@ def test_a_real_capture_of_two_processes(tmp_path: Path) -> None:
         "        before = time.time_ns()\n"
         "        with nvtx.annotate(phase, domain='rlprof'):\n"
         "            begun = time.time_ns(); time.sleep(s); ended = time.time_ns()\n"
-        "        print(os.getpid(), phase, before, begun, ended, time.time_ns(), flush=True)\n"
+        # In one piece: unbuffered, `print` writes word by word, and the other process's come between.
+        "        told = f'{os.getpid()} {phase} {before} {begun} {ended} {time.time_ns()}\\n'\n"
+        "        sys.stdout.write(told); sys.stdout.flush()\n"
         "if not child: started.wait()\n"
     )
     out = tmp_path / "w_rank0_step3-3_n1_77.nsys-rep"
