@@ -1,4 +1,6 @@
-"""A program that gives a sample up by a handler of SIGALRM that raises, as math-verify does."""
+"""A program that gives a sample up by a handler of SIGALRM that raises, as math-verify does, or leaves its
+loop by one of the notice before Slurm's time limit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 from rlprof_ops.request import request_from_dict
 
 LIMITED = """
-import signal
+import signal, sys
 from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime.process.hooks import safely
 
@@ -24,16 +26,17 @@ class GivenUp(TimeoutError):
 def give_up(*_):
     raise GivenUp
 
-signal.signal(signal.SIGALRM, give_up)
+LIMIT = signal.Signals[sys.argv[1]]
+signal.signal(LIMIT, give_up)
 profiles = []
 signal.signal(signal.SIGPROF, lambda *_: profiles.append(1))
 
 def ours():
     done.append("begun")
-    for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGALRM):
+    for number in (LIMIT, signal.SIGPROF, LIMIT):
         signal.raise_signal(number)
     with time_limits_wait():
-        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(LIMIT)
     done.append("ended")
 
 done = []
@@ -47,7 +50,7 @@ try:
     safely("test", ours)
 except GivenUp:
     done.append("given up")
-print(*done, len(profiles), signal.getsignal(signal.SIGALRM) is give_up)
+print(*done, len(profiles), signal.getsignal(LIMIT) is give_up)
 """
 TRAINER = """
 import signal, sys, time
@@ -75,6 +78,38 @@ prof.close()
 """
 
 
+NOTICED = """
+import os, signal, sys
+import torch
+from rlprof_ops.runtime import profiler
+
+class Preempted(Exception):
+    pass
+
+def leave(*_):
+    raise Preempted
+
+NOTICE = signal.Signals[sys.argv[1]]
+signal.signal(NOTICE, leave)
+prof = profiler.from_env(worker="controller", rank=0)
+start = torch.profiler.profile.start
+
+def noticed(profile):
+    os.kill(os.getpid(), NOTICE)
+    start(profile)
+
+torch.profiler.profile.start = noticed
+try:
+    for step in range(1, 5):
+        with prof.step(step):
+            torch.ones(2) + 1
+        print("step", step, flush=True)
+except Preempted:
+    print("saves a checkpoint", flush=True)
+prof.close()
+"""
+
+
 def run(program: str, *arguments: str, env: dict[str, str]) -> str:
     argv = [sys.executable, "-c", program, *arguments]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RLPROF_")}
@@ -84,9 +119,10 @@ def run(program: str, *arguments: str, env: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_what_its_handler_raises_comes_when_our_work_is_done() -> None:
+@pytest.mark.parametrize("limit", ["SIGALRM", "SIGUSR1", "SIGUSR2", "SIGHUP"])
+def test_what_its_handler_raises_comes_when_our_work_is_done(limit: str) -> None:
     once = "begun ended given up"
-    assert run(LIMITED, env={}) == f"{once} {once} {once} 3 True\n"
+    assert run(LIMITED, limit, env={}) == f"{once} {once} {once} 3 True\n"
 
 
 @pytest.mark.whole
@@ -107,6 +143,19 @@ def test_a_step_that_is_given_up_while_its_window_opens(tmp_path: Path, limit_s:
     [log] = (tmp_path / "events").glob("*.jsonl")
     events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
     assert events.count("opened") == events.count("closed") >= 1 and "failed" not in events
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("notice", ["SIGUSR1", "SIGTERM", "SIGINT"])
+def test_the_notice_of_a_time_limit_while_a_window_opens_is_the_programs(tmp_path: Path, notice: str) -> None:
+    request = request_from_dict({"captures": [{"backend": "torch", "workers": ["controller"], "steps": "2"}]})
+    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request.to_json()}
+
+    assert run(NOTICED, notice, env=env) == "step 1\nsaves a checkpoint\n"
+
+    [log] = (tmp_path / "events").glob("*.jsonl")
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events.count("opened") == events.count("closed") == 1 and "failed" not in events
 
 
 def test_a_child_that_another_thread_forks_meanwhile_has_the_programs_handlers() -> None:

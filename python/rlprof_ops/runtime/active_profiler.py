@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from rlprof_ops.backends.contract import WindowRecorder
 from rlprof_ops.backends.window_support import AT_THE_END, ON_DEMAND, driver_of
 from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.host.threads.own_thread import OwnThread
-from rlprof_ops.host.threads.time_limits import time_limits_wait
+from rlprof_ops.host.threads.time_limits import is_waiting, time_limits_wait
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.current_profiler import current
@@ -231,7 +232,8 @@ class Profiler:
         if self._current_step is not None and emitters and not self._step_tokens:
             self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
         armed = self._captures.any_armed
-        unsaved = self._captures.unsaved or self._output_dir.copies or self._terminated
+        ends = self._terminated or is_waiting(signal.SIGTERM)
+        unsaved = self._captures.unsaved or self._output_dir.copies or ends
         if not self._closed:
             self._signals.keep(unsaved)
         self.active = not self._closed and (armed or self._metrics is not None or self._leader is not None)
@@ -381,8 +383,11 @@ class Profiler:
 
     def close(self) -> None:
         """Close what is open, and say that this process ended in order. Calling it again changes nothing."""
-        if self._closed or os.getpid() != self._pid:
-            return
+        if not self._closed and os.getpid() == self._pid:
+            with time_limits_wait():
+                self._close()
+
+    def _close(self) -> None:
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             log("another thread holds the profiler: its windows stay open")
             return

@@ -1,4 +1,4 @@
-"""A program's own time limits beside work of ours in its main thread."""
+"""A program's time limits, its own and the notice of Slurm's, beside work of ours in its main thread."""
 
 from __future__ import annotations
 
@@ -7,72 +7,111 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
-_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # setitimer(2)
+_LIMITS = (
+    signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,  # setitimer(2)
+    signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP,  # `sbatch --signal`
+)  # fmt: skip
 _NOTHING = contextlib.nullcontext()
-_of_c = getattr(signal, "_signal", signal).getsignal  # makes no member of an enumeration: ten times as fast
-_HELD: dict[
-    int, Any
-] = {}  # the program's handlers in whose place `hold` is, which the main thread alone sets
+# C's own make no member of an enumeration: ten times as fast.
+_get: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
+_set: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).signal
+# Both are changed in the main thread alone.
+_HELD: dict[int, Any] = {}  # the program's handlers in whose place `_hold` is
+_CAME: dict[int, None] = {}
 
 
 def time_limits_wait() -> AbstractContextManager[None]:
-    """In its block the handler of a timer waits until the end.
+    """In its block the handler of a time limit waits until the end.
 
-    A verifier or a sampler gives a sample up by a handler of SIGALRM that raises. Raised while a profiler is
-    started or stopped, that would be taken for the profiler's fault, and the program would wait for ever.
+    A verifier or a sampler gives a sample up by a handler of SIGALRM that raises, a trainer leaves its loop
+    by one of SIGUSR1 or SIGTERM. Raised while a profiler is started or stopped, that would be taken for the
+    profiler's fault: the program would wait for ever, or be killed without its last checkpoint.
     """
-    if _HELD or not any(map(callable, map(_of_c, _TIMERS))):
+    if _HELD or not any(map(_raises, map(_get, _LIMITS))):
         return _NOTHING
-    return _held() if threading.get_ident() == threading.main_thread().ident else _NOTHING
+    return _BLOCK if threading.get_ident() == threading.main_thread().ident else _NOTHING
 
 
-@contextlib.contextmanager
-def _held() -> Iterator[None]:
-    known = {number: signal.getsignal(number) for number in _TIMERS}
-    handlers: dict[int, Any] = {number: handler for number, handler in known.items() if callable(handler)}
-    came: dict[int, None] = {}
+def handler_of(number: int) -> Any:
+    """As `signal.getsignal`, also within such a block; for any thread."""
+    return _HELD[number] if number in _HELD else signal.getsignal(number)
 
-    def hold(number: int, _: FrameType | None) -> None:
-        came[number] = None
 
-    try:
-        _HELD.update(handlers)
-        for number in handlers:
-            signal.signal(number, hold)
-        yield
-    finally:
+def set_handler(number: int, handler: Any) -> None:
+    """As `signal.signal`, from the end of such a block on."""
+    if number in _HELD:
+        _HELD[number] = handler
+    else:
+        signal.signal(number, handler)
+
+
+def is_waiting(number: int) -> bool:
+    """Whether such a signal has come, and its handler waits for the end of a block."""
+    return number in _CAME
+
+
+def _raises(handler: Any) -> bool:
+    """Whether what a handler raises could be taken for a fault: KeyboardInterrupt is not."""
+    return callable(handler) and handler is not signal.default_int_handler
+
+
+class _Block:
+    def __enter__(self) -> None:
+        try:
+            for number in _LIMITS:
+                handler = _get(number)
+                if _raises(handler):
+                    _HELD[number] = handler
+                    _set(number, _hold)
+        except BaseException:  # of a handler whose turn had not come
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
         try:
             _give_back()
         finally:
-            _call([(number, handlers[number]) for number in came])
+            _call()
+
+
+_BLOCK = _Block()
+
+
+def _hold(number: int, _: FrameType | None) -> None:
+    _CAME[number] = None
 
 
 def _give_back() -> None:
     """Set all of them, though one that is set already may run and raise."""
     try:
         while _HELD:
-            number = next(iter(_HELD))
-            signal.signal(number, _HELD[number])
-            del _HELD[number]
+            number, handler = next(iter(_HELD.items()))
+            (_set if callable(handler) else signal.signal)(number, handler)  # C knows no SIG_DFL of an enum
+            if _HELD[number] is handler:  # not meanwhile another one
+                del _HELD[number]
     finally:
         if _HELD:
             _give_back()
 
 
-def _call(handlers: list[tuple[int, Any]]) -> None:
-    """All of them, though one may raise."""
+def _call() -> None:
+    """All that came, though one may raise."""
     try:
-        while handlers:
-            number, handler = handlers.pop()
-            handler(number, sys._getframe())
+        while _CAME:
+            number, _ = _CAME.popitem()
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handler(number, sys._getframe())
+            else:
+                signal.raise_signal(number)
     finally:
-        if handlers:
-            _call(handlers)
+        if _CAME:
+            _call()
 
 
 os.register_at_fork(after_in_child=_give_back)  # another thread may have forked meanwhile

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from rlprof_ops.backends.window_timeouts import close_wait_s
 from rlprof_ops.host.log_line import log
 from rlprof_ops.host.threads.own_thread import OwnThread
+from rlprof_ops.host.threads.time_limits import handler_of, set_handler
 from rlprof_ops.runtime.process.wakeup_thread import WakeupThread
 from rlprof_ops.words import limit
 
@@ -74,12 +75,12 @@ class Hook:
         # Only the main thread may set handlers; elsewhere (async actors) atexit has to do.
         if threading.current_thread() is not threading.main_thread():
             return self
-        self._previous = signal.getsignal(signal.SIGTERM)
+        self._previous = handler_of(signal.SIGTERM)
         # None: set by C code, cannot be chained. Ignored: the process does not die of it.
         if self._previous is None or self._previous == signal.SIG_IGN:
             return self
         self._installed = self._handle
-        signal.signal(signal.SIGTERM, self._installed)
+        set_handler(signal.SIGTERM, self._installed)
         if self._previous == signal.SIG_DFL and _default_setter() is not None:
             with contextlib.suppress(OSError, RuntimeError):  # no descriptors, no threads
                 self._thread = WakeupThread(self._end_beside)
@@ -103,7 +104,7 @@ class Hook:
 
     def _heard_first(self) -> bool:
         """Whether none but hooks of ours hears a signal before this one."""
-        handler: object = signal.getsignal(signal.SIGTERM)
+        handler: object = handler_of(signal.SIGTERM)
         while handler != self._handle:
             hook = getattr(handler, "__self__", None)
             if not isinstance(hook, Hook):
@@ -140,16 +141,16 @@ class Hook:
         if self._thread is not None:
             self._thread.stop()
         # One that was put on top and taken off again has left others there that were removed before.
-        handler = signal.getsignal(signal.SIGTERM)
+        handler = handler_of(signal.SIGTERM)
         while isinstance(hook := getattr(handler, "__self__", None), Hook) and hook._action is None:
             handler = hook._previous
-            signal.signal(signal.SIGTERM, handler)
+            set_handler(signal.SIGTERM, handler)
 
 
 def _hooks_alone() -> list[Hook]:
     """The hooks that hear SIGTERM, the first one first, where they alone do and the default is below."""
     found: list[Hook] = []
-    handler: object = signal.getsignal(signal.SIGTERM)
+    handler: object = handler_of(signal.SIGTERM)
     while isinstance(hook := getattr(handler, "__self__", None), Hook):
         found.append(hook)
         handler = hook._previous
