@@ -123,8 +123,16 @@ def _came(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any
 
 
 def _counts() -> tuple[int, int, int]:
-    """As `request_count.tell` has it; from a thread beside those of the engine."""
-    opened = [each for mine in list(_PROCESS.open.values()) for each in list(mine.requests.values())]
+    """As `request_count.tell` has it; from a thread beside those of the engine, which may make another
+    processor meanwhile: what `keyrefs` gives is a list of its own.
+    """
+    processors = [each for reference in _PROCESS.open.keyrefs() if (each := reference()) is not None]
+    opened = [
+        each
+        for processor in processors
+        if (mine := _PROCESS.open.get(processor)) is not None
+        for each in list(mine.requests.values())
+    ]
     return _PROCESS.came, _PROCESS.done, max((_tokens(each.detokenizer) for each in opened), default=0)
 
 
