@@ -56,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    # Two cores hold no second thread of each process that computes with torch: those would only spin.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     workers.register(config)
 
 
