@@ -158,22 +158,103 @@ def test_the_notice_of_a_time_limit_while_a_window_opens_is_the_programs(tmp_pat
     assert events.count("opened") == events.count("closed") == 1 and "failed" not in events
 
 
+RANGE = """
+import signal
+from types import SimpleNamespace
+from rlprof_ops.runtime.ranges.span import end_tokens, start_tokens
+
+class GivenUp(TimeoutError):
+    pass
+
+def give_up(*_):
+    raise GivenUp
+
+signal.signal(signal.SIGALRM, give_up)
+alarm = lambda _: signal.raise_signal(signal.SIGALRM)
+ok = lambda _: None
+begins = SimpleNamespace(kind="nvtx", start=alarm, end=ok)
+ends = SimpleNamespace(kind="nvtx", start=ok, end=alarm)
+for run in (lambda: start_tokens([begins], "a"), lambda: end_tokens([(ends, 1)])):
+    try:
+        run()
+    except GivenUp:
+        print("given up")
+"""
+OWN_PROFILER = """
+import signal
+import torch
+from rlprof_ops.runtime import profiler
+
+class GivenUp(TimeoutError):
+    pass
+
+def give_up(*_):
+    raise GivenUp
+
+signal.signal(signal.SIGALRM, give_up)
+prof = profiler.from_env(worker="controller", rank=0)
+export = torch.profiler.profile.export_chrome_trace
+
+def slow(*arguments):
+    signal.raise_signal(signal.SIGALRM)
+    return export(*arguments)
+
+with prof.step(2):
+    torch.profiler.profile.export_chrome_trace = slow
+    try:
+        with torch.profiler.profile():
+            print("never")
+    except GivenUp:
+        print("given up")
+    torch.profiler.profile.export_chrome_trace = export
+with prof.step(5):
+    torch.ones(2) + 1
+with torch.profiler.profile() as own:
+    torch.ones(2) + 1
+print(len(own.events()) > 0)
+prof.close()
+"""
+
+
+def test_a_step_is_given_up_while_a_range_begins_or_ends() -> None:
+    assert run(RANGE, env={}) == "given up\ngiven up\n"
+
+
+@pytest.mark.torch
+def test_a_profiler_of_the_programs_that_is_given_up_does_not_count_as_open(tmp_path: Path) -> None:
+    request = request_from_dict(
+        {"captures": [{"backend": "torch", "workers": ["controller"], "steps": "2,5"}]}
+    )
+    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request.to_json()}
+
+    assert run(OWN_PROFILER, env=env) == "given up\nTrue\n"
+
+    [log] = (tmp_path / "events").glob("*.jsonl")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    closed = [event["steps"] for event in events if event["event"] == "closed"]
+    assert closed == [[2, 3], [5, 6]], events
+
+
 def test_a_child_that_another_thread_forks_meanwhile_has_the_programs_handlers() -> None:
     program = (
         "import os, signal, threading\n"
         "from rlprof_ops.host.threads.time_limits import time_limits_wait\n"
-        "signal.signal(signal.SIGALRM, print)\n"
+        "told = lambda *_: print('told', flush=True)\n"
+        "signal.signal(signal.SIGALRM, told)\n"
         "def fork():\n"
         "    child = os.fork()\n"
-        "    if not child: os._exit(signal.getsignal(signal.SIGALRM) is print)\n"
+        "    if not child:\n"
+        "        with time_limits_wait(): pass\n"
+        "        os._exit(signal.getsignal(signal.SIGALRM) is told)\n"
         "    seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "seen = []\n"
         "with time_limits_wait():\n"
-        "    seen.append(signal.getsignal(signal.SIGALRM) is print)\n"
+        "    signal.raise_signal(signal.SIGALRM)\n"
+        "    seen.append(signal.getsignal(signal.SIGALRM) is told)\n"
         "    thread = threading.Thread(target=fork); thread.start(); thread.join()\n"
-        "print(seen, signal.getsignal(signal.SIGALRM) is print)"
+        "print(seen, signal.getsignal(signal.SIGALRM) is told)"
     )
-    assert run(program, env={}) == "[False, 1] True\n"
+    assert run(program, env={}) == "told\n[False, 1] True\n"
 
 
 def test_no_timer_without_a_handler_is_touched() -> None:

@@ -32,12 +32,15 @@ def after_import(name: str, action: Action) -> None:
 
 
 def _run(action: Action, module: ModuleType) -> None:
-    try:
-        action(module)
-    except Exception as error:
-        from rlprof_ops.host.log_line import log_once
+    from rlprof_ops.host.threads.time_limits import time_limits_wait
 
-        log_once(f"{module.__name__}: {type(error).__name__}: {error}")
+    with time_limits_wait():
+        try:
+            action(module)
+        except Exception as error:
+            from rlprof_ops.host.log_line import log_once
+
+            log_once(f"{module.__name__}: {type(error).__name__}: {error}")
 
 
 class _Finder:

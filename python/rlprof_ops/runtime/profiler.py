@@ -112,13 +112,16 @@ def from_request(
 
 def _or_nothing(make: Callable[[], Profiler | NullProfiler]) -> Profiler | NullProfiler:
     """What `make` makes; where that fails nothing is profiled, and training goes on."""
-    try:
-        return make()
-    except Exception as error:
-        from rlprof_ops.runtime.process.event_log import log
+    from rlprof_ops.host.threads.time_limits import time_limits_wait
 
-        log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
-        return NullProfiler()
+    with time_limits_wait():
+        try:
+            return make()
+        except Exception as error:
+            from rlprof_ops.runtime.process.event_log import log
+
+            log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
+            return NullProfiler()
 
 
 def _made(

@@ -22,6 +22,7 @@ from rlprof_ops.backends.graph_captures import captures
 from rlprof_ops.backends.torch.open_ranges import OpenRanges
 from rlprof_ops.backends.window_timeouts import open_wait_s
 from rlprof_ops.host.log_line import log, log_once
+from rlprof_ops.host.threads.time_limits import time_limits_wait
 
 _OPENING = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 _CLOSING = ("_disable_profiler", "_disable_profiler_legacy")
@@ -102,11 +103,13 @@ class RunningProfilers:
             if getattr(self._local, "ours", False):
                 return function(*arguments, **named)
             with self._lock:
-                begun = self._guarded(self._they_begin)
+                is_new = threading.get_ident() not in self._theirs
                 try:
+                    if is_new:
+                        self._guarded(self._they_begin)
                     return function(*arguments, **named)
                 except BaseException:
-                    if begun:
+                    if is_new:
                         self._theirs.pop(threading.get_ident(), None)
                     raise
 
@@ -126,19 +129,19 @@ class RunningProfilers:
 
         return closing
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as error:  # theirs goes on, whatever ours does
-            log_once(f"torch.profiler of the program's own is not followed: {type(error).__name__}: {error}")
-            return None
+    def _guarded(self, action: Callable[[], object]) -> None:
+        with time_limits_wait():
+            try:
+                action()
+            except Exception as error:  # theirs goes on, whatever ours does
+                log_once(
+                    f"torch.profiler of the program's own is not followed: {type(error).__name__}: {error}"
+                )
 
-    def _they_begin(self) -> bool:
-        """Theirs gets ready in this thread: ours ends first. Whether it is new."""
+    def _they_begin(self) -> None:
+        """Theirs gets ready in this thread: ours ends first."""
         thread = threading.current_thread()
         ident = threading.get_ident()
-        if ident in self._theirs:
-            return False
         self._theirs[ident] = thread.name
         self._follow_ranges()
         ours, self._ours = self._ours, None
@@ -156,7 +159,6 @@ class RunningProfilers:
             log(f"torch capture {reason}")
             ours.abandon(f"{reason}: set `all_threads: true`, {ADVICE}")
         self._settle_left(ident)
-        return True
 
     def _they_ended(self, result: Any) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 _LIMITS = (
     signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,  # setitimer(2)
-    signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP,  # `sbatch --signal`
+    signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP,  # `sbatch --signal`, and SIGINT
 )  # fmt: skip
 _NOTHING = contextlib.nullcontext()
 # C's own make no member of an enumeration: ten times as fast.
@@ -32,14 +32,15 @@ def time_limits_wait() -> AbstractContextManager[None]:
     by one of SIGUSR1 or SIGTERM. Raised while a profiler is started or stopped, that would be taken for the
     profiler's fault: the program would wait for ever, or be killed without its last checkpoint.
     """
-    if _HELD or not any(map(_raises, map(_get, _LIMITS))):
+    if _HELD or not (any(map(callable, map(_get, _LIMITS))) or _raises(_get(signal.SIGINT))):
         return _NOTHING
     return _BLOCK if threading.get_ident() == threading.main_thread().ident else _NOTHING
 
 
 def handler_of(number: int) -> Any:
     """As `signal.getsignal`, also within such a block; for any thread."""
-    return _HELD[number] if number in _HELD else signal.getsignal(number)
+    held = _HELD.get(number)
+    return signal.getsignal(number) if held is None else held
 
 
 def set_handler(number: int, handler: Any) -> None:
@@ -63,7 +64,7 @@ def _raises(handler: Any) -> bool:
 class _Block:
     def __enter__(self) -> None:
         try:
-            for number in _LIMITS:
+            for number in (*_LIMITS, signal.SIGINT):
                 handler = _get(number)
                 if _raises(handler):
                     _HELD[number] = handler
@@ -114,4 +115,10 @@ def _call() -> None:
             _call()
 
 
-os.register_at_fork(after_in_child=_give_back)  # another thread may have forked meanwhile
+def _in_child() -> None:
+    """Another thread may have forked meanwhile; what came is the parent's."""
+    _CAME.clear()
+    _give_back()
+
+
+os.register_at_fork(after_in_child=_in_child)

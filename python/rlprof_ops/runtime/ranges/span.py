@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlprof_ops.host.threads.time_limits import time_limits_wait
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
@@ -51,22 +52,26 @@ class Span:
 def start_tokens(emitters: Sequence[RangeEmitter], name: str) -> Tokens:
     """Begin `name` on every emitter; one that fails is left out."""
     tokens: Tokens = []
-    for emitter in emitters:
-        try:
-            tokens.append((emitter, emitter.start(name)))
-        except Exception as error:
-            log_once(f"a {emitter.kind} range did not start: {error}")
+    if emitters:
+        with time_limits_wait():
+            for emitter in emitters:
+                try:
+                    tokens.append((emitter, emitter.start(name)))
+                except Exception as error:
+                    log_once(f"a {emitter.kind} range did not start: {error}")
     return tokens
 
 
 def end_tokens(tokens: Tokens) -> None:
     """End what `start_tokens` began, last begun first."""
-    while tokens:
-        emitter, token = tokens.pop()
-        try:
-            emitter.end(token)
-        except Exception as error:
-            log_once(f"a {emitter.kind} range did not end: {error}")
+    if tokens:
+        with time_limits_wait():
+            while tokens:
+                emitter, token = tokens.pop()
+                try:
+                    emitter.end(token)
+                except Exception as error:
+                    log_once(f"a {emitter.kind} range did not end: {error}")
 
 
 class StepContext:
