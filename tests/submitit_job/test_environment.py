@@ -89,6 +89,7 @@ def task(tmp_path, monkeypatch):
 
 
 def test_what_site_and_trainer_say_reaches_it(task, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("NCCL_IB_HCA", "mine")
     trainer = read_env_file(home() / "env" / "trainer_nemo_rl_megatron.env")
     given = task.given(PORT="7001")
