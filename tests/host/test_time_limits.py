@@ -10,21 +10,25 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlprof_ops.request import request_from_dict
 
-LIMITED = """
-import signal, sys
-from rlprof_ops.host.threads.time_limits import time_limits_wait
-from rlprof_ops.runtime.process.hooks import safely
+GIVES_UP = """
+import os, signal, sys, time
 
 class GivenUp(TimeoutError):
     pass
 
 def give_up(*_):
     raise GivenUp
+
+"""
+LIMITED = """
+from rlprof_ops.host.threads.time_limits import time_limits_wait
+from rlprof_ops.runtime.process.hooks import safely
 
 LIMIT = signal.Signals[sys.argv[1]]
 signal.signal(LIMIT, give_up)
@@ -53,14 +57,7 @@ except GivenUp:
 print(*done, len(profiles), signal.getsignal(LIMIT) is give_up)
 """
 TRAINER = """
-import signal, sys, time
 from rlprof_ops.runtime import profiler
-
-class GivenUp(Exception):
-    pass
-
-def give_up(*_):
-    raise GivenUp
 
 signal.signal(signal.SIGALRM, give_up)
 prof = profiler.from_env(worker="controller", rank=0)
@@ -79,18 +76,10 @@ prof.close()
 
 
 NOTICED = """
-import os, signal, sys
 import torch
 from rlprof_ops.runtime import profiler
-
-class Preempted(Exception):
-    pass
-
-def leave(*_):
-    raise Preempted
-
 NOTICE = signal.Signals[sys.argv[1]]
-signal.signal(NOTICE, leave)
+signal.signal(NOTICE, give_up)
 prof = profiler.from_env(worker="controller", rank=0)
 start = torch.profiler.profile.start
 
@@ -104,14 +93,25 @@ try:
         with prof.step(step):
             torch.ones(2) + 1
         print("step", step, flush=True)
-except Preempted:
+except GivenUp:
     print("saves a checkpoint", flush=True)
 prof.close()
 """
 
 
+def asked(folder: Path, steps: str, **options: bool) -> dict[str, str]:
+    capture = {"backend": "torch", "workers": ["controller"], "steps": steps, "options": options}
+    request = request_from_dict({"captures": [capture]}).to_json()
+    return {"RLPROF_NODE_DIR": str(folder), "RLPROF_REQUEST_JSON": request}
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    [log] = (folder / "events").glob("*.jsonl")
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
 def run(program: str, *arguments: str, env: dict[str, str]) -> str:
-    argv = [sys.executable, "-c", program, *arguments]
+    argv = [sys.executable, "-c", GIVES_UP + program, *arguments]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RLPROF_")}
     env = {**plain, "PYTHONPATH": os.pathsep.join(sys.path), **env}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
@@ -129,9 +129,7 @@ def test_what_its_handler_raises_comes_when_our_work_is_done(limit: str) -> None
 @pytest.mark.parametrize("limit_s", [0.02, 0.3])
 def test_a_step_that_is_given_up_while_its_window_opens(tmp_path: Path, limit_s: float) -> None:
     pytest.importorskip("torch")
-    capture = {"backend": "torch", "workers": ["controller"], "steps": "2:4", "options": {"with_stack": True}}
-    request = request_from_dict({"captures": [capture]}).to_json()
-    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request}
+    env = asked(tmp_path, "2:4", with_stack=True)
 
     watched = run(TRAINER, str(limit_s), env=env)
 
@@ -140,57 +138,45 @@ def test_a_step_that_is_given_up_while_its_window_opens(tmp_path: Path, limit_s:
         == run(TRAINER, str(limit_s), env={})
         == "".join(f"step {n} was given up\n" for n in range(1, 5))
     )
-    [log] = (tmp_path / "events").glob("*.jsonl")
-    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    events = [event["event"] for event in events_of(tmp_path)]
     assert events.count("opened") == events.count("closed") >= 1 and "failed" not in events
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("notice", ["SIGUSR1", "SIGTERM", "SIGINT"])
 def test_the_notice_of_a_time_limit_while_a_window_opens_is_the_programs(tmp_path: Path, notice: str) -> None:
-    request = request_from_dict({"captures": [{"backend": "torch", "workers": ["controller"], "steps": "2"}]})
-    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request.to_json()}
+    assert run(NOTICED, notice, env=asked(tmp_path, "2")) == "step 1\nsaves a checkpoint\n"
 
-    assert run(NOTICED, notice, env=env) == "step 1\nsaves a checkpoint\n"
-
-    [log] = (tmp_path / "events").glob("*.jsonl")
-    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    events = [event["event"] for event in events_of(tmp_path)]
     assert events.count("opened") == events.count("closed") == 1 and "failed" not in events
 
 
-RANGE = """
-import signal
+GUARDED = """
+import json
 from types import SimpleNamespace
+from rlprof_ops.host.after_import import after_import
+from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.ranges.span import end_tokens, start_tokens
-
-class GivenUp(TimeoutError):
-    pass
-
-def give_up(*_):
-    raise GivenUp
 
 signal.signal(signal.SIGALRM, give_up)
 alarm = lambda _: signal.raise_signal(signal.SIGALRM)
 ok = lambda _: None
 begins = SimpleNamespace(kind="nvtx", start=alarm, end=ok)
 ends = SimpleNamespace(kind="nvtx", start=ok, end=alarm)
-for run in (lambda: start_tokens([begins], "a"), lambda: end_tokens([(ends, 1)])):
+for what, run in {
+    "begin": lambda: start_tokens([begins], "a"),
+    "end": lambda: end_tokens([(ends, 1)]),
+    "install": lambda: after_import("json", alarm),
+    "make": lambda: profiler._or_nothing(lambda: alarm(0)),
+}.items():
     try:
         run()
     except GivenUp:
-        print("given up")
+        print(what)
 """
 OWN_PROFILER = """
-import signal
 import torch
 from rlprof_ops.runtime import profiler
-
-class GivenUp(TimeoutError):
-    pass
-
-def give_up(*_):
-    raise GivenUp
-
 signal.signal(signal.SIGALRM, give_up)
 prof = profiler.from_env(worker="controller", rank=0)
 export = torch.profiler.profile.export_chrome_trace
@@ -216,21 +202,15 @@ prof.close()
 """
 
 
-def test_a_step_is_given_up_while_a_range_begins_or_ends() -> None:
-    assert run(RANGE, env={}) == "given up\ngiven up\n"
+def test_what_is_given_up_while_a_range_a_profiler_or_an_adapter_begins() -> None:
+    assert run(GUARDED, env={}) == "begin\nend\ninstall\nmake\n"
 
 
 @pytest.mark.torch
 def test_a_profiler_of_the_programs_that_is_given_up_does_not_count_as_open(tmp_path: Path) -> None:
-    request = request_from_dict(
-        {"captures": [{"backend": "torch", "workers": ["controller"], "steps": "2,5"}]}
-    )
-    env = {"RLPROF_NODE_DIR": str(tmp_path), "RLPROF_REQUEST_JSON": request.to_json()}
+    assert run(OWN_PROFILER, env=asked(tmp_path, "2,5")) == "given up\nTrue\n"
 
-    assert run(OWN_PROFILER, env=env) == "given up\nTrue\n"
-
-    [log] = (tmp_path / "events").glob("*.jsonl")
-    events = [json.loads(line) for line in log.read_text().splitlines()]
+    events = events_of(tmp_path)
     closed = [event["steps"] for event in events if event["event"] == "closed"]
     assert closed == [[2, 3], [5, 6]], events
 
