@@ -237,6 +237,26 @@ def test_a_child_that_another_thread_forks_meanwhile_has_the_programs_handlers()
     assert run(program, env={}) == "told\n[False, 1] True\n"
 
 
+def test_what_c_does_at_the_signal_is_the_same_afterwards() -> None:
+    """faulthandler's dump before Python's handler, and the flag of `siginterrupt`, which asyncio clears."""
+    program = (
+        "import ctypes, faulthandler\n"
+        "from rlprof_ops.host.threads.time_limits import time_limits_wait\n"
+        "def action(number):\n"
+        "    found = ctypes.create_string_buffer(256)\n"
+        "    assert ctypes.CDLL(None).sigaction(number, None, found) == 0\n"
+        "    return found.raw[:16] + found.raw[136:140]\n"  # handler, the mask that the kernel knows, flags
+        "for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, print)\n"
+        "faulthandler.register(signal.SIGUSR1, chain=True)\n"
+        "signal.siginterrupt(signal.SIGTERM, False)\n"
+        "numbers = (signal.SIGUSR1, signal.SIGTERM)\n"
+        "before = [*map(action, numbers)]\n"
+        "with time_limits_wait(): held = [*map(action, numbers)]\n"
+        "print([*map(action, numbers)] == before, [one != other for one, other in zip(held, before)])"
+    )
+    assert run(program, env={}) == "True [True, True]\n"
+
+
 def test_no_timer_without_a_handler_is_touched() -> None:
     program = (
         "import signal; from rlprof_ops.host.threads.time_limits import time_limits_wait\n"

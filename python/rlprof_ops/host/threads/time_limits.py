@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 _LIMITS = (
     signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,  # setitimer(2)
@@ -20,8 +21,10 @@ _NOTHING = contextlib.nullcontext()
 # C's own make no member of an enumeration: ten times as fast.
 _get: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
 _set: Callable[[int, Any], Any] = getattr(signal, "_signal", signal).signal
-# Both are changed in the main thread alone.
+_ACTION_BYTES = 256  # a `struct sigaction` takes 152 with glibc and musl
+# All are changed in the main thread alone.
 _HELD: dict[int, Any] = {}  # the program's handlers in whose place `_hold` is
+_ACTIONS: dict[int, Any] = {}  # theirs as C has them: faulthandler's, or with flags of asyncio's
 _CAME: dict[int, None] = {}
 
 
@@ -47,6 +50,7 @@ def set_handler(number: int, handler: Any) -> None:
     """As `signal.signal`, from the end of such a block on."""
     if number in _HELD:
         _HELD[number] = handler
+        _ACTIONS.pop(number, None)
     else:
         signal.signal(number, handler)
 
@@ -67,6 +71,7 @@ class _Block:
             for number in (*_LIMITS, signal.SIGINT):
                 handler = _get(number)
                 if _raises(handler):
+                    _ACTIONS[number] = _action(number)
                     _HELD[number] = handler
                     _set(number, _hold)
         except BaseException:  # of a handler whose turn had not come
@@ -83,6 +88,27 @@ class _Block:
 _BLOCK = _Block()
 
 
+@functools.cache
+def _sigaction() -> Callable[..., object]:
+    """C's own; one that does nothing in a Python without ctypes."""
+    try:
+        import ctypes
+
+        return cast("Callable[..., object]", ctypes.CDLL(None).sigaction)
+    except (ImportError, OSError, AttributeError):
+        return lambda *_: None
+
+
+def _action(number: int) -> Any:
+    """What C does at the signal, which Python's own table does not know; None where that cannot be had."""
+    with contextlib.suppress(ImportError):
+        import ctypes
+
+        action = ctypes.create_string_buffer(_ACTION_BYTES)
+        return action if _sigaction()(number, None, action) == 0 else None
+    return None
+
+
 def _hold(number: int, _: FrameType | None) -> None:
     _CAME[number] = None
 
@@ -93,6 +119,8 @@ def _give_back() -> None:
         while _HELD:
             number, handler = next(iter(_HELD.items()))
             (_set if callable(handler) else signal.signal)(number, handler)  # C knows no SIG_DFL of an enum
+            if (action := _ACTIONS.get(number)) is not None:
+                _sigaction()(number, action, None)
             if _HELD[number] is handler:  # not meanwhile another one
                 del _HELD[number]
     finally:
